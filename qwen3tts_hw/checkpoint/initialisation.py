@@ -1,8 +1,8 @@
 """Random weights for a checkpoint of any size: values that make a network behave, the same on every machine.
 
-Every tensor is drawn from its own generator, seeded by the checkpoint's seed and the tensor's name, so neither order nor
-the other tensors matter. 16 random bits index a table of 65,536 normal quantiles; arithmetic on the way is exact or
-correctly rounded. Scales are chosen so that greedy codes vary and the codec's output neither saturates nor vanishes
+Every tensor is drawn from its own generator, seeded by the checkpoint's seed and the tensor's name, so neither order
+nor the other tensors matter. 16 random bits index a table of 65,536 normal quantiles; arithmetic on the way is exact
+or correctly rounded. Scales are chosen so that greedy codes vary and the codec's output neither saturates nor vanishes
 (see :func:`_scale`); the default initialisation of the layers would give flat logits. Knows no file format.
 """
 
@@ -54,11 +54,11 @@ def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]
 class SpeechEnd:
     """How readily a random talker ends its speech: an edit applied to some of its tensors.
 
-    Left alone, end of speech would be one of 2,049 equals and come after some 2,000 frames. With ``enabled``, its row of
-    ``codec_head`` is doubled, which ends speech after tens of frames. Without, it can never win: channel 0 of the talker's
-    residual stream is made a positive constant (the text side of every row contributes it, nothing else writes to it, and
-    the final norm keeps its sign), and the row of end of speech is a large negative weight on that channel alone. Its
-    logit is then far below all others, whatever the input.
+    Left alone, end of speech would be one of 2,049 equals and come after some 2,000 frames. With ``enabled``, its row
+    of ``codec_head`` is doubled, which ends speech after tens of frames. Without, it can never win: channel 0 of the
+    talker's residual stream is made a positive constant (the text side of every row contributes it, nothing else writes
+    to it, and the final norm keeps its sign), and the row of end of speech is a large negative weight on that channel
+    alone. Its logit is then far below all others, whatever the input.
     """
 
     def __init__(self, config: ModelConfig, *, enabled: bool) -> None:
@@ -108,12 +108,13 @@ def _writes_to_talker_stream(name: str) -> bool:
 
 @cache
 def _normal_quantiles() -> npt.NDArray[np.float32]:
-    """65,536 quantiles of the standard normal distribution, a permutation-free table for 16 random bits."""
+    """65,536 quantiles of the standard normal distribution, in ascending order."""
     inverse = NormalDist().inv_cdf
     upper = np.array([inverse(0.5 + (index + 0.5) / 65_536) for index in range(32_768)])
     # A grid of 2**-16 hides the last bits of the platform's logarithm.
     upper = np.round(upper * 65_536) / 65_536
-    return np.concatenate([-upper[::-1], upper]).astype(np.float32)
+    table: npt.NDArray[np.float32] = np.concatenate([-upper[::-1], upper]).astype(np.float32)
+    return table
 
 
 def _value_table(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -37,7 +37,7 @@ UNUSED_CODEC_PATTERNS = tuple(
         r"encoder\.quantizer\.\w+\.layers\.\d+\.codebook\.initialized",
     )
 )
-"""Tensors of the codec file that take no part in encoding or decoding 16 codebooks: present, and left alone on purpose."""
+"""Tensors of the codec file that take no part in encoding or decoding 16 codebooks: left alone on purpose."""
 
 
 def is_unused(name: str) -> bool:

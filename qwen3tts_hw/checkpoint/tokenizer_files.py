@@ -1,8 +1,8 @@
 """The text tokenizer's files: a small byte-level BPE composed here, or a copy of given ones.
 
-Owns the format of ``vocab.json``, ``merges.txt`` and ``tokenizer_config.json`` and the list of special tokens. The small
-vocabulary is 256 byte symbols, then the merges that build a list of common words from left to right, then the special
-tokens in the published order. Does not encode text (see :mod:`qwen3tts_hw.prompt.tokenizer`).
+Owns the format of ``vocab.json``, ``merges.txt`` and ``tokenizer_config.json`` and the list of special tokens. The
+small vocabulary is 256 byte symbols, then the merges that build a list of common words from left to right, then the
+special tokens in the published order. Does not encode text (see :mod:`qwen3tts_hw.prompt.tokenizer`).
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ _NAMED_TOKENS = {
 }
 
 # "assistant" and "user" come first: no merge of another word can then split them, and each is one token.
-_WORDS = (
-    "assistant|user|Hello| world| the| and| of| to| a| in| is| that| it| for| was| on| are| with| this| you| I| not| have"
-    "| be| at| by| from| will| one| all| there| speech| voice| sound| good| morning|Good|The|This|It|We|You|What|How|Very"
-    "| happy| sad| warm| slow| fast| model| frame| audio|'s|'t|'re|'ve|'m|'ll|'d|ing|tion|er|ed|iPhone|YouTube| Hi|Hi"
-    "|你|好|你好|我|是|的|世|界|世界|今|天|今天|。|，|！|？|こ|ん|に|ち|は|こんにちは|の|で|す|です|日本"
-    "|é|ü|ñ|…|—|...|!!|\n\n|  "
-).split("|")
+_WORD_LINES = (
+    "assistant|user|Hello| world| the| and| of| to| a| in| is| that| it| for| was| on| are| with| this| you| I| not",
+    " have| be| at| by| from| will| one| all| there| speech| voice| sound| good| morning|Good|The|This|It|We|You|What",
+    "How|Very| happy| sad| warm| slow| fast| model| frame| audio|'s|'t|'re|'ve|'m|'ll|'d|ing|tion|er|ed|iPhone|YouTube",
+    " Hi|Hi|你|好|你好|我|是|的|世|界|世界|今|天|今天|。|\uff0c|\uff01|\uff1f",
+    "こ|ん|に|ち|は|こんにちは|の|で|す|です|日本|é|ü|ñ|…|—|...|!!|\n\n|  ",
+)
+_WORDS = tuple(word for line in _WORD_LINES for word in line.split("|"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ def make_checkpoint(
     ``size`` is one of :data:`~qwen3tts_hw.checkpoint.published.SIZES`. ``tokenizer`` is a directory whose tokenizer
     files are copied; without it a small tokenizer is written. Without ``end_of_speech`` the model never stops by
     itself, so every request runs to its frame limit. The same arguments give the same bytes on every machine.
-    ``progress`` is called with the bytes written so far and in all. Raises UnsupportedError for a variant or size that does not exist,
-    CheckpointError if ``out`` holds something or the tokenizer directory is incomplete.
+    ``progress`` is called with the bytes written so far and in all. Raises UnsupportedError for a variant or size that
+    does not exist, CheckpointError if ``out`` holds something or the tokenizer directory is incomplete.
     """
     root = Path(out)
     compose(variant, size, _UNKNOWN_TOKENS, 0)  # refuse an unknown variant or size before anything is written

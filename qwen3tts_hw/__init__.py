@@ -1,0 +1,27 @@
+"""Qwen3-TTS (12 Hz) on NVIDIA, Ascend and CPU: a vLLM plugin and a small local engine.
+
+Importing the package is cheap: it loads neither torch nor vLLM. The public names below are resolved on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qwen3tts_hw.engine.local import LocalEngine
+
+__all__ = ["LocalEngine", "__version__"]
+__version__ = "0.1.0"
+
+_LAZY = {"LocalEngine": "qwen3tts_hw.engine.local"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

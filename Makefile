@@ -1,0 +1,41 @@
+# Everything happens in $(VENV), which `make setup` makes from nothing. PYTHON is only used to make it.
+PYTHON ?= python3
+VENV ?= .venv
+PLATFORM ?= auto# cpu, cuda or ascend, where the machine is not what the detection takes it for
+TORCH_INDEX ?=# e.g. https://download.pytorch.org/whl/cpu: saves the CPU platform from PyPI's larger torch
+MODEL ?=# a checkpoint folder or hub id for `make demo`; empty: a small random one is written
+DEMO_ARGS ?=
+BENCH ?= bench_predictor bench_codec
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+# Groups of tests of which some must be able to run; add cuda or npu on a machine that has the device.
+EXPECT ?= vllm
+RUN := $(VENV)/bin/python
+
+.PHONY: setup check test test-fast demo bench clean
+
+setup:
+	@$(PYTHON) scripts/setup_env.py --venv "$(VENV)" --platform $(PLATFORM) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+check: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+	$(RUN) -m pytest -q tests/test_architecture.py
+
+test: check
+	$(RUN) -m pytest -p tests.expected_groups $(EXPECT:%=--expect-marker %) $(PYTEST_ARGS)
+
+test-fast: setup
+	$(RUN) -m pytest -q -m "not slow and not vllm" $(PYTEST_ARGS)
+
+demo: setup
+	@$(RUN) scripts/demo.py $(if $(MODEL),--model "$(MODEL)") $(DEMO_ARGS)
+
+bench: setup
+	@for name in $(BENCH); do $(RUN) -m benchmarks.$$name $(BENCH_ARGS) || exit 1; done
+
+clean:
+	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo.wav demo-server.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} + ; rm -rf *.egg-info

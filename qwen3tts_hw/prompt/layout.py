@@ -1,8 +1,9 @@
 """The rows of a prompt, as ids: which text id and which codec id are added up at each position.
 
-The talker's input is a sequence of rows, each the sum of a text-side and a codec-side embedding, either of which may be
-absent. This module decides the ids; it knows no weights and no tensors. The row tables follow the prompt construction of
-the official ``qwen-tts`` package; differing from it, a speaker without an entry in the dialect table speaks no dialect.
+The talker's input is a sequence of rows, each the sum of a text-side and a codec-side embedding, either of which may
+be absent. This module decides the ids; it knows no weights and no tensors. The row tables follow the prompt
+construction of the official ``qwen-tts`` package; differing from it, a speaker without an entry in the dialect table
+speaks no dialect.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _DIALECT_LANGUAGES = (AUTO_LANGUAGE, "chinese")  # what a speaker's own dialect 
 class PromptLayout:
     """The prompt of one request; -1 means that a side is absent.
 
-    ``text_ids`` and ``codec_ids`` have one entry per row. ``trailing_text_ids`` are the text sides of the rows after the
-    prompt, one per frame; when they are used up every further row takes ``pad_text_id``. ``speaker_row`` is the row whose
-    codec side is a speaker embedding, ``reference_start`` the first of ``reference_frames`` rows whose codec side is a
-    frame of reference audio; both are for voice cloning, and their codec ids are -1.
+    ``text_ids`` and ``codec_ids`` have one entry per row. ``trailing_text_ids`` are the text sides of the rows after
+    the prompt, one per frame; when they are used up every further row takes ``pad_text_id``. ``speaker_row`` is the row
+    whose codec side is a speaker embedding, ``reference_start`` the first of ``reference_frames`` rows whose codec side
+    is a frame of reference audio; both are for voice cloning, and their codec ids are -1.
     """
 
     text_ids: tuple[int, ...]

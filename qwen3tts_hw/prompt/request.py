@@ -71,8 +71,8 @@ def build_request(  # noqa: PLR0913 - one keyword per request field, passed thro
     if config.variant == "base":
         raise RequestError(
             "voice",
-            "this checkpoint (base) clones voices from reference audio, which is not available yet; preset voices need a "
-            "custom_voice checkpoint, described voices a voice_design checkpoint",
+            "this checkpoint (base) clones voices from reference audio, which is not available yet; preset voices need "
+            "a custom_voice checkpoint, described voices a voice_design checkpoint",
         )
     return SpeechRequest(
         text=_text(text, "input", settings),
@@ -232,8 +232,10 @@ def _positive(field: str, value: object, high: float, *, default: float) -> floa
 
 def _described(value: object) -> str:
     """What a wrong value was, briefly: numbers and short strings as they are, anything else by its type."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return repr(value) if not isinstance(value, str) else _shortened(value)
+    if isinstance(value, str):
+        return _shortened(value)
+    if isinstance(value, bool):
+        return str(value)
     if isinstance(value, Integral) and abs(int(value)) >= 10**20:  # str() of a huge integer is slow, or refused
         return "a very large integer" if int(value) > 0 else "a very large negative integer"
     return str(value) if isinstance(value, Real) else f"a value of type {type(value).__name__}"
@@ -241,4 +243,4 @@ def _described(value: object) -> str:
 
 def _shortened(text: str) -> str:
     """Quote a user's string in a message, cut after 60 characters, with nothing unprintable in it."""
-    return ascii(text) if len(text) <= _QUOTED else f"{ascii(text[:_QUOTED])}..."
+    return repr(text) if len(text) <= _QUOTED else f"{text[:_QUOTED]!r}..."

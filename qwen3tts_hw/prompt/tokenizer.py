@@ -72,7 +72,7 @@ class TextTokenizer:
 
 
 def _merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Read the merges in order of rank; a merge of unknown symbols means that the two files are not of one tokenizer."""
+    """Read the merges in order of rank; one of unknown symbols means that the files are not of one tokenizer."""
     try:
         # Not splitlines(): merges contain characters that it takes for line ends.
         lines = path.read_text(encoding="utf-8").split("\n")

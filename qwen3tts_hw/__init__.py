@@ -9,12 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qwen3tts_hw.audio_file import write_wav
     from qwen3tts_hw.engine.local import LocalEngine
+    from qwen3tts_hw.prompt.request import SpeechRequest, build_request
 
-__all__ = ["LocalEngine", "__version__"]
+__all__ = ["LocalEngine", "SpeechRequest", "__version__", "build_request", "write_wav"]
 __version__ = "0.1.0"
 
-_LAZY = {"LocalEngine": "qwen3tts_hw.engine.local"}
+_LAZY = {
+    "LocalEngine": "qwen3tts_hw.engine.local",
+    "SpeechRequest": "qwen3tts_hw.prompt.request",
+    "build_request": "qwen3tts_hw.prompt.request",
+    "write_wav": "qwen3tts_hw.audio_file",
+}
 
 
 def __getattr__(name: str) -> Any:

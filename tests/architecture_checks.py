@@ -24,6 +24,7 @@ PLATFORM_FILES = (
     "attention_ops/",
     "graph_wrappers/",
     "settings.py",  # the names of the attention ops that a user may choose
+    "cli.py",  # the devices that a user may choose, the distributions that `doctor` looks for
     "vllm_plugin/workers.py",
     "vllm_plugin/compat.py",
 )

@@ -1,0 +1,66 @@
+"""NVIDIA devices through torch.cuda: graphs, streams with priorities, Triton where it is installed.
+
+Float32 means float32 here: TF32 is switched off for the process, because the codec's float32 bounds are stated without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities
+from qwen3tts_hw.errors import UnsupportedError
+
+
+class CudaBackend(AcceleratorBackend):
+    """One NVIDIA device; bfloat16 by default."""
+
+    name = "cuda"
+
+    def __init__(self, index: int) -> None:
+        capabilities = Capabilities(
+            graphs=True,
+            compile=importlib.util.find_spec("triton") is not None,
+            stft=True,
+            attention_op="sdpa",
+            graph_wrapper="cuda",
+            async_copy=True,
+        )
+        super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
+
+    def prepare_process(self) -> None:
+        # The older pair of switches sets every newer per-operator switch consistently; the reverse does not hold.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+
+    def device_facts(self) -> dict[str, Any]:
+        properties = torch.cuda.get_device_properties(self.device)
+        return {
+            "device_name": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "tf32": torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32,
+        }
+
+
+def missing() -> str | None:
+    """Why no such device can be used here; None if one can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no CUDA device or driver"
+    return None
+
+
+def create(index: int | None) -> Backend:
+    """Make the backend for a device, by default the current one; raises UnsupportedError if there is none."""
+    reason = missing()
+    if reason is not None:
+        raise UnsupportedError(f"the cuda backend was asked for, but {reason}")
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if index is None else index
+    if index >= count:
+        raise UnsupportedError(f"device cuda:{index} was asked for, but there are {count} CUDA devices")
+    return CudaBackend(index)

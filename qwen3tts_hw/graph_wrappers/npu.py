@@ -1,0 +1,36 @@
+"""The graph driver for Ascend devices: torch.npu.NPUGraph.
+
+Lengths inside a captured function are constant per bucket, so no parameter is updated between replays and
+``auto_dispatch_capture`` stays off. Fused attention must be an operator that may be captured (see attention_ops).
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+
+
+class NpuGraphDriver:
+    """Record on a stream of its own, replay on the caller's. Graph and pool are torch_npu's own objects."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._npu: Any = importlib.import_module("torch_npu").npu
+        self._stream = self._npu.Stream(device=device)
+
+    def new_pool(self) -> object:
+        return self._npu.graph_pool_handle()
+
+    def new_graph(self) -> object:
+        return self._npu.NPUGraph()
+
+    def recording(self, graph: object, pool: object) -> AbstractContextManager[object]:
+        return cast("AbstractContextManager[object]", self._npu.graph(graph, pool=pool, stream=self._stream))
+
+    def replay(self, graph: object) -> None:
+        cast(Any, graph).replay()
+
+    def is_capturing(self) -> bool:
+        return bool(self._npu.is_current_stream_capturing())

@@ -7,6 +7,7 @@ transposed convolutions; it shares no code with the package.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -60,6 +61,15 @@ def random_tensor(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Te
     factor = 0.3 if "conv2" in name else 0.05 if "decoder.6." in name else 0.9
     fan_in = shape[0] if "block.1." in name else math.prod(shape[1:])
     return factor * noise / math.sqrt(fan_in)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from threads, and waiting for one another costs much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

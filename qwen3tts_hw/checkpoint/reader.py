@@ -36,7 +36,7 @@ def resolve_directory(model: str | Path, revision: str | None = None) -> Path:
     Raises CheckpointError if it is neither, or if the download fails.
     """
     path = Path(model)
-    if path.is_dir():
+    if path.is_dir() and model != "":
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; a checkpoint directory or a hub id was expected")
@@ -157,7 +157,7 @@ def _header(path: Path) -> Shapes:
         raise CheckpointError(f"{path} has a damaged safetensors header: not an object")
     header.pop("__metadata__", None)
     shapes = {name: _entry(path, name, entry) for name, entry in header.items()}
-    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    expected = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     if size != expected:
         state = "cut short" if size < expected else "too long"
         raise CheckpointError(f"{path} is {state}: {size} bytes, its header promises {expected}; download it again")
@@ -168,14 +168,13 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[int, ...]:
     """Validate one header entry and return its shape."""
     try:
         kind, shape = entry["dtype"], tuple(int(length) for length in entry["shape"])
-        begin, end = entry["data_offsets"]
-        count = int(end) - int(begin)
-    except (KeyError, TypeError, ValueError):
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise CheckpointError(f"{path}: the header entry of {name} is damaged") from None
     if kind not in _ITEM_BYTES:
         raise CheckpointError(f"{path}: {name} is stored as {kind}; supported: {', '.join(_ITEM_BYTES)}")
-    if min(shape, default=0) < 0 or begin < 0 or count != math.prod(shape) * _ITEM_BYTES[kind]:
-        raise CheckpointError(f"{path}: {name} of shape {list(shape)} and type {kind} cannot take {count} bytes")
+    if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * _ITEM_BYTES[kind]:
+        raise CheckpointError(f"{path}: {name} of shape {list(shape)} and type {kind} cannot take {end - begin} bytes")
     return shape
 
 

@@ -7,6 +7,7 @@ HTTP interface. Knows the checkpoint's configuration, not its weights; imports n
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from dataclasses import dataclass, replace
@@ -218,9 +219,13 @@ def _number(field: str, value: object, low: float, high: float, *, default: floa
         return default
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RequestError(field, f"{field} must be a number, found {_described(value)}")
-    if not low <= value <= high:  # neither holds for NaN
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not low <= number <= high:  # neither holds for NaN
         raise RequestError(field, f"{field} must be from {low:g} to {high:g}, found {_described(value)}")
-    return float(value)
+    return number
 
 
 def _positive(field: str, value: object, high: float, *, default: float) -> float:

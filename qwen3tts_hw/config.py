@@ -1,0 +1,409 @@
+"""What a checkpoint says about itself: config.json, speech_tokenizer/config.json, generation_config.json.
+
+The only reader of those files. Checkpoint spellings (``num_code_groups``, ``spk_id``) end here. Values are frozen;
+unknown or impossible sizes raise :class:`~qwen3tts_hw.errors.ConfigError` naming the key. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qwen3tts_hw.errors import ConfigError
+from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, SamplingSpec
+
+MODEL_TYPE = "qwen3_tts"
+TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
+ARCHITECTURE = "Qwen3TTSForConditionalGeneration"
+MODEL_VARIANTS = ("custom_voice", "voice_design", "base")
+CODEC_SUBFOLDER = "speech_tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStackConfig:
+    """Sizes of one Qwen3-style decoder stack (talker or code predictor)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class CodecTokens:
+    """Ids of codebook 0's vocabulary that are not codes."""
+
+    pad: int
+    bos: int
+    eos: int
+    think: int
+    nothink: int
+    think_bos: int
+    think_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Text ids the prompt is built from; ``assistant`` follows im_start in the role rows."""
+
+    im_start: int
+    im_end: int
+    assistant: int
+    tts_pad: int
+    tts_bos: int
+    tts_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecDecoderConfig:
+    """The codec decoder of ``speech_tokenizer/`` (spec 6.1)."""
+
+    codebook_dim: int  # input_proj/output_proj width; code vectors are half as wide
+    latent_dim: int
+    decoder_dim: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    sliding_window: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+
+    @property
+    def vector_dim(self) -> int:
+        """Width of one codebook vector."""
+        return self.codebook_dim // 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the checkpoint directory says, parsed once.
+
+    ``variant`` is one of :data:`MODEL_VARIANTS`; ``size_name`` is "0b6" or "1b7" for published checkpoints.
+    ``language_ids`` maps lower-case names, dialects included, to codec ids; ``speaker_ids`` maps lower-case names to codec
+    ids; ``speaker_dialects`` maps a speaker to the language key that replaces auto and chinese (spec 4.2).
+    """
+
+    variant: str
+    size_name: str
+    talker: DecoderStackConfig
+    predictor: DecoderStackConfig
+    text_vocab_size: int
+    text_hidden_size: int
+    talker_vocab_size: int
+    max_positions: int
+    codec_tokens: CodecTokens
+    text_tokens: TextTokens
+    language_ids: Mapping[str, int]
+    speaker_ids: Mapping[str, int]
+    speaker_dialects: Mapping[str, str]
+    codec: CodecDecoderConfig
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    max_new_frames: int = 8192
+    speaker_embedding_size: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    raw_codec: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether the predictor maps the talker's width to its own (1.7B) or takes it as it is (0.6B)."""
+        return self.talker.hidden_size != self.predictor.hidden_size
+
+    @property
+    def accepts_instruct(self) -> bool:
+        """Whether this checkpoint follows an instruction; the 0.6B ones and Base were not trained to."""
+        return self.variant != "base" and self.size_name != "0b6"
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Names a request may give as its language, sorted; dialects are reached through a speaker only."""
+        return ("auto", *sorted(name for name in self.language_ids if "dialect" not in name))
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Preset speaker names, sorted."""
+        return tuple(sorted(self.speaker_ids))
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> ModelConfig:
+        """Read the three JSON files of a checkpoint directory; raise ConfigError naming what is wrong."""
+        root = Path(directory)
+        generation = root / "generation_config.json"
+        return cls.from_dicts(
+            read_json(root / "config.json"),
+            read_json(root / CODEC_SUBFOLDER / "config.json"),
+            read_json(generation) if generation.is_file() else {},
+        )
+
+    @classmethod
+    def from_dicts(
+        cls, config: Mapping[str, Any], codec: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """Parse the decoded JSON of config.json, speech_tokenizer/config.json and generation_config.json."""
+        top = _Section(config, "config.json")
+        _check_family(top)
+        talker = top.section("talker_config")
+        predictor = talker.section("code_predictor_config")
+        variant = top.text("tts_model_type")
+        if variant not in MODEL_VARIANTS:
+            raise ConfigError(f"config.json: tts_model_type is {variant!r}; supported: {', '.join(MODEL_VARIANTS)}")
+        parsed = cls(
+            variant=variant,
+            size_name=str(config.get("tts_model_size", "")),
+            talker=_stack(talker),
+            predictor=_stack(predictor),
+            text_vocab_size=talker.size("text_vocab_size"),
+            text_hidden_size=talker.size("text_hidden_size"),
+            talker_vocab_size=talker.size("vocab_size"),
+            max_positions=talker.size("max_position_embeddings"),
+            codec_tokens=_codec_tokens(talker),
+            text_tokens=_text_tokens(top),
+            language_ids=_id_table(talker, "codec_language_id"),
+            speaker_ids=_id_table(talker, "spk_id"),
+            speaker_dialects=_dialects(talker),
+            codec=parse_codec_config(codec),
+            sampling=_sampling(generation or {}),
+            max_new_frames=int((generation or {}).get("max_new_tokens", 8192)),
+            speaker_embedding_size=_speaker_embedding_size(config, variant),
+            raw=dict(config),
+            raw_codec=dict(codec),
+        )
+        _check_sizes(parsed, talker, predictor)
+        return parsed
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object; raise ConfigError if it is missing, not JSON, or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist; a Qwen3-TTS checkpoint directory holds config.json, model.safetensors, the "
+            f"tokenizer files and the folder {CODEC_SUBFOLDER}/"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a JSON {type(value).__name__}, an object was expected")
+    return value
+
+
+def parse_codec_config(codec: Mapping[str, Any]) -> CodecDecoderConfig:
+    """Parse speech_tokenizer/config.json; raise ConfigError for a codec other than the 12 Hz one."""
+    top = _Section(codec, f"{CODEC_SUBFOLDER}/config.json")
+    found = top.text("model_type")
+    if found != TOKENIZER_TYPE:
+        raise ConfigError(f"{top.where}: model_type is {found!r}; only {TOKENIZER_TYPE!r} is supported")
+    dec = top.section("decoder_config")
+    parsed = CodecDecoderConfig(
+        codebook_dim=dec.size("codebook_dim"),
+        latent_dim=dec.size("latent_dim"),
+        decoder_dim=dec.size("decoder_dim"),
+        hidden_size=dec.size("hidden_size"),
+        intermediate_size=dec.size("intermediate_size"),
+        num_layers=dec.size("num_hidden_layers"),
+        num_heads=dec.size("num_attention_heads"),
+        head_dim=dec.size("head_dim"),
+        rms_norm_eps=dec.number("rms_norm_eps"),
+        rope_theta=dec.number("rope_theta"),
+        sliding_window=dec.size("sliding_window"),
+        upsample_rates=dec.sizes("upsample_rates"),
+        upsampling_ratios=dec.sizes("upsampling_ratios"),
+    )
+    samples = 1
+    for rate in (*parsed.upsample_rates, *parsed.upsampling_ratios):
+        samples *= rate
+    _require(dec, "upsample_rates × upsampling_ratios", samples, SAMPLES_PER_FRAME)
+    _require(dec, "num_quantizers", dec.size("num_quantizers"), NUM_CODEBOOKS)
+    _require(dec, "codebook_size", dec.size("codebook_size"), CODEBOOK_SIZE)
+    _require(dec, "num_key_value_heads", dec.size("num_key_value_heads"), parsed.num_heads)
+    _require(top, "output_sample_rate", top.size("output_sample_rate"), SAMPLE_RATE_HZ)
+    return parsed
+
+
+class _Section:
+    """A JSON object with typed access; every error names the file and the full key."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def get(self, key: str) -> Any:
+        if key not in self.values or self.values[key] is None:
+            raise ConfigError(f"{self.where}: {key} is missing")
+        return self.values[key]
+
+    def section(self, key: str) -> _Section:
+        value = self.get(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.where}: {key} must be an object, found {type(value).__name__}")
+        return _Section(value, f"{self.where}: {key}")
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.where}: {key} must be a string, found {value!r}")
+        return value
+
+    def integer(self, key: str) -> int:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{self.where}: {key} must be an integer, found {value!r}")
+        return value
+
+    def size(self, key: str) -> int:
+        value = self.integer(key)
+        if value < 1:
+            raise ConfigError(f"{self.where}: {key} must be at least 1, found {value}")
+        return value
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        value = self.get(key)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, int) and item > 0 for item in value):
+            raise ConfigError(f"{self.where}: {key} must be a list of positive integers, found {value!r}")
+        return tuple(value)
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{self.where}: {key} must be a number, found {value!r}")
+        return float(value)
+
+
+def _check_family(top: _Section) -> None:
+    found = top.values.get("model_type")
+    if found != MODEL_TYPE:
+        raise ConfigError(f"{top.where}: model_type is {found!r}; this package serves {MODEL_TYPE!r} only")
+    tokenizer = top.values.get("tokenizer_type", TOKENIZER_TYPE)
+    if tokenizer != TOKENIZER_TYPE:
+        raise ConfigError(f"{top.where}: tokenizer_type is {tokenizer!r}; only {TOKENIZER_TYPE!r} is supported")
+
+
+def _stack(section: _Section) -> DecoderStackConfig:
+    if section.values.get("attention_bias"):
+        raise ConfigError(f"{section.where}: attention_bias is true; the published models have none")
+    if section.values.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{section.where}: hidden_act is {section.values['hidden_act']!r}; only 'silu' is supported")
+    return DecoderStackConfig(
+        hidden_size=section.size("hidden_size"),
+        intermediate_size=section.size("intermediate_size"),
+        num_layers=section.size("num_hidden_layers"),
+        num_heads=section.size("num_attention_heads"),
+        num_kv_heads=section.size("num_key_value_heads"),
+        head_dim=section.size("head_dim"),
+        rms_norm_eps=section.number("rms_norm_eps"),
+        rope_theta=_rope_theta(section),
+    )
+
+
+def _rope_theta(section: _Section) -> float:
+    """RoPE base; transformers 5 writes it under rope_parameters, transformers 4 beside the sizes."""
+    for holder in (section.values.get("rope_parameters"), section.values):
+        if isinstance(holder, Mapping) and holder.get("rope_theta") is not None:
+            return float(holder["rope_theta"])
+    raise ConfigError(f"{section.where}: rope_theta is missing (a default would ruin the audio)")
+
+
+def _codec_tokens(talker: _Section) -> CodecTokens:
+    return CodecTokens(
+        pad=talker.integer("codec_pad_id"),
+        bos=talker.integer("codec_bos_id"),
+        eos=talker.integer("codec_eos_token_id"),
+        think=talker.integer("codec_think_id"),
+        nothink=talker.integer("codec_nothink_id"),
+        think_bos=talker.integer("codec_think_bos_id"),
+        think_eos=talker.integer("codec_think_eos_id"),
+    )
+
+
+def _text_tokens(top: _Section) -> TextTokens:
+    return TextTokens(
+        im_start=top.integer("im_start_token_id"),
+        im_end=top.integer("im_end_token_id"),
+        assistant=top.integer("assistant_token_id"),
+        tts_pad=top.integer("tts_pad_token_id"),
+        tts_bos=top.integer("tts_bos_token_id"),
+        tts_eos=top.integer("tts_eos_token_id"),
+    )
+
+
+def _id_table(talker: _Section, key: str) -> dict[str, int]:
+    section = _Section(talker.values.get(key) or {}, f"{talker.where}: {key}")
+    return {name.lower(): section.integer(name) for name in section.values}
+
+
+def _dialects(talker: _Section) -> dict[str, str]:
+    """Speakers that speak a dialect; a speaker missing from the table has none (fine-tuned checkpoints)."""
+    table = talker.values.get("spk_is_dialect") or {}
+    return {name.lower(): value for name, value in table.items() if isinstance(value, str) and value}
+
+
+def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
+    """Defaults of generation_config.json; do_sample false there means greedy."""
+
+    def number(key: str, default: float) -> float:
+        value = generation.get(key)
+        return default if value is None else float(value)
+
+    sample = generation.get("do_sample", True)
+    sample_residual = generation.get("subtalker_dosample", True)
+    return SamplingSpec(
+        temperature=number("temperature", 0.9) if sample else 0.0,
+        top_k=int(number("top_k", 50)),
+        top_p=number("top_p", 1.0),
+        repetition_penalty=number("repetition_penalty", 1.05),
+        residual_temperature=number("subtalker_temperature", 0.9) if sample_residual else 0.0,
+        residual_top_k=int(number("subtalker_top_k", 50)),
+        residual_top_p=number("subtalker_top_p", 1.0),
+    )
+
+
+def _speaker_embedding_size(config: Mapping[str, Any], variant: str) -> int | None:
+    if variant != "base":
+        return None
+    return _Section(config, "config.json").section("speaker_encoder_config").size("enc_dim")
+
+
+def _require(section: _Section, key: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise ConfigError(f"{section.where}: {key} is {found}; the 12 Hz models have {expected}")
+
+
+def _check_sizes(config: ModelConfig, talker: _Section, predictor: _Section) -> None:
+    _require(talker, "num_code_groups", talker.size("num_code_groups"), NUM_CODEBOOKS)
+    _require(predictor, "num_code_groups", predictor.size("num_code_groups"), NUM_CODEBOOKS)
+    _require(predictor, "vocab_size", predictor.size("vocab_size"), CODEBOOK_SIZE)
+    for section, stack in ((talker, config.talker), (predictor, config.predictor)):
+        if stack.num_heads % stack.num_kv_heads:
+            raise ConfigError(
+                f"{section.where}: num_attention_heads {stack.num_heads} is not a multiple of "
+                f"num_key_value_heads {stack.num_kv_heads}"
+            )
+        if stack.head_dim % 2:
+            raise ConfigError(f"{section.where}: head_dim {stack.head_dim} is odd; rotary embedding needs pairs")
+    tokens = config.codec_tokens
+    for name in ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos"):
+        value = getattr(tokens, name)
+        if not CODEBOOK_SIZE <= value < config.talker_vocab_size:
+            raise ConfigError(
+                f"{talker.where}: codec {name} id {value} is outside {CODEBOOK_SIZE}..{config.talker_vocab_size - 1}"
+            )
+    for table, key in ((config.language_ids, "codec_language_id"), (config.speaker_ids, "spk_id")):
+        for name, value in table.items():
+            if not 0 <= value < config.talker_vocab_size:
+                raise ConfigError(f"{talker.where}: {key}[{name!r}] is {value}, vocab_size {config.talker_vocab_size}")
+    for name in ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos"):
+        if not 0 <= getattr(config.text_tokens, name) < config.text_vocab_size:
+            raise ConfigError(f"config.json: {name} token id is outside text_vocab_size {config.text_vocab_size}")
+    for speaker, dialect in config.speaker_dialects.items():
+        if dialect not in config.language_ids:
+            raise ConfigError(f"{talker.where}: spk_is_dialect[{speaker!r}] names {dialect!r}, unknown language")

@@ -1,0 +1,227 @@
+"""From finished frames to audio leaving the device: chunk schedule, batched codec steps, asynchronous copies.
+
+The pump counts frames per slot on the host, optimistically: a request that ended on the device may be counted one frame too
+many. Each chunk therefore travels with the slot's true frontier, and the sender, which waits for the copy in a thread of its own,
+cuts the chunk to the frames that exist. Codec steps run on a stream of their own beside the talker, batched over all slots
+that are due the same number of frames. Nothing here knows vLLM or where packets go.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3tts_hw.backends import Backend, Event
+from qwen3tts_hw.engine.copies import to_device, to_host
+from qwen3tts_hw.engine.state import SlotTable
+from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One chunk of one request on its way out; ``frames_before`` have been sent earlier."""
+
+    request_id: str
+    frames: int
+    frames_before: int
+    last: bool
+    pcm: bytes
+    codes: bytes
+
+
+Sink = Callable[[Packet], None]
+
+
+class ChunkDecoder(Protocol):
+    """What the pump needs of the codec: streaming decode over per-slot state it owns."""
+
+    def reset(self, slots: Tensor) -> None:
+        """Forget the state of ``slots [R] int64``."""
+
+    def decode(self, codes: Tensor, slots: Tensor) -> Tensor:
+        """PCM ``[R, F*1920] int16`` of the next ``codes [R, 16, F] int64`` of each slot."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    request_id: str
+    slot: int
+    prompt_rows: int
+    with_codes: bool
+    sent: int = 0  # written by the sender thread only
+
+
+@dataclass(slots=True)
+class _Job:
+    """Copies under way: the sender waits for ``ready`` and then reads the host tensors.
+
+    ``keeps`` holds device tensors that the codec's stream still reads, so that their memory is not given out again.
+    """
+
+    streams: list[_Stream]
+    starts: list[int]
+    frames: int
+    last: bool
+    ready: Event | None = None
+    pcm: Tensor | None = None
+    codes: Tensor | None = None
+    frontier: Tensor | None = None
+    keeps: tuple[Tensor, ...] = ()
+
+
+class AudioPump:
+    """Decode and send the frames of all slots.
+
+    Calls come from the engine's thread; ``sink`` is called from the pump's sender thread, in order per request.
+    ``first_frames`` and ``steady_frames`` bound the chunk size, which doubles from one to the other.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        decoder: ChunkDecoder,
+        backend: Backend,
+        sink: Sink,
+        *,
+        first_frames: int,
+        steady_frames: int,
+    ) -> None:
+        self._table, self._decoder, self._backend, self._sink = table, decoder, backend, sink
+        self._first, self._steady = first_frames, steady_frames
+        slots = table.num_slots + 1
+        self._made = np.zeros(slots, dtype=np.int64)
+        self._decoded = np.zeros(slots, dtype=np.int64)
+        self._due_at = np.full(slots, np.iinfo(np.int64).max, dtype=np.int64)
+        self._prompt = np.zeros(slots, dtype=np.int64)
+        self._streams: dict[int, _Stream] = {}
+        self._last_reset: Tensor | None = None
+        self._stream = backend.new_stream(priority="low")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._send_jobs, name="qwen3tts-audio", daemon=True)
+        self._thread.start()
+
+    @property
+    def open_streams(self) -> int:
+        """Number of requests whose audio is not finished."""
+        return len(self._streams)
+
+    @property
+    def queued_jobs(self) -> int:
+        """Number of chunks waiting for the sender."""
+        return self._jobs.qsize()
+
+    def open(self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False) -> None:
+        """Start a stream in ``slot``; its codec state is reset."""
+        self._made[slot] = self._decoded[slot] = 0
+        self._due_at[slot] = self._first
+        self._prompt[slot] = prompt_rows
+        self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes)
+        rows = to_device(self._backend, torch.tensor([slot]))
+        self._stream.wait_stream(self._backend.current_stream())
+        with self._backend.on_stream(self._stream):
+            self._decoder.reset(rows)
+        self._last_reset = rows  # alive until the codec's stream has read it
+
+    def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
+        """Count the frames a step made: rows ``(slot, position)`` right before the host's idea of the frontier made one."""
+        self._raise_sender_error()
+        made = slots[self.expects(slots, positions)]
+        self._made[made] += 1
+        due = made[self._made[made] >= self._due_at[made]]
+        if len(due):
+            self._decode(due, last=False)
+
+    def expects(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Which rows ``(slot, position)`` stand right before the host's idea of the frontier, ``[B] bool``."""
+        return np.asarray(positions + 1 == self._prompt[slots] + self._made[slots])
+
+    def close(self, slot: int, *, send: bool = True) -> None:
+        """End the stream of ``slot``: decode what is left and mark it last, or drop it if nobody listens."""
+        stream = self._streams.get(slot)
+        if stream is None:
+            return
+        if send and self._made[slot] > self._decoded[slot]:
+            self._decode(np.array([slot]), last=True)
+        elif send:
+            self._jobs.put(_Job([stream], [int(self._decoded[slot])], 0, last=True))
+        del self._streams[slot]
+        self._due_at[slot] = np.iinfo(np.int64).max
+
+    def shut_down(self, timeout_s: float = 5.0) -> None:
+        """Send what is queued, then stop the sender thread."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
+    def _decode(self, slots: np.ndarray, *, last: bool) -> None:
+        pending = self._made[slots] - self._decoded[slots]
+        for frames in np.unique(pending):
+            group = slots[pending == frames]
+            self._decode_group(group, int(frames), last=last)
+        self._decoded[slots] = self._made[slots]
+        self._due_at[slots] = self._made[slots] + np.clip(2 * pending, self._first, self._steady)
+
+    def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool) -> None:
+        """Decode ``frames`` frames of each slot and start their copies to the host."""
+        table, backend = self._table, self._backend
+        starts = self._decoded[slots]
+        rows = to_device(backend, torch.from_numpy(np.stack([slots, self._prompt[slots] + starts])))
+        slot_rows, first_rows = rows[0], rows[1]
+        positions = first_rows[:, None] + torch.arange(frames, device=table.device)
+        codes = table.codes[slot_rows[:, None], positions.clamp(max=table.max_positions - 1)]  # [R, F, 16]
+        frontier = table.frontier[slot_rows]
+        streams = [self._streams[int(slot)] for slot in slots]
+        job = _Job(streams, starts.tolist(), frames, last, ready=backend.new_event())
+        self._stream.wait_stream(backend.current_stream())
+        with backend.on_stream(self._stream):
+            pcm = self._decoder.decode(codes.to(torch.int64).transpose(1, 2), slot_rows)
+            job.pcm, job.frontier = to_host(backend, pcm), to_host(backend, frontier)
+            if any(stream.with_codes for stream in streams):
+                job.codes = to_host(backend, codes)
+            assert job.ready is not None
+            job.ready.record(self._stream)
+        job.keeps = (codes, frontier, rows, pcm)
+        self._jobs.put(job)
+
+    def _send_jobs(self) -> None:
+        """Body of the sender thread."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                for packet in _packets(job):
+                    self._sink(packet)
+            except Exception as error:  # noqa: BLE001  # thread boundary: logged here, raised in the engine's next step
+                logger.exception("the audio sender failed")
+                self._error = error
+
+    def _raise_sender_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise RuntimeError("audio could not be sent; see the log above") from error
+
+
+def _packets(job: _Job) -> Iterable[Packet]:
+    """Wait for a job's copies and cut each stream's chunk to the frames that exist."""
+    if job.ready is not None:
+        job.ready.synchronize()
+    for index, stream in enumerate(job.streams):
+        real = 0
+        pcm = codes = b""
+        if job.pcm is not None and job.frontier is not None:
+            exists = int(job.frontier[index]) - stream.prompt_rows - job.starts[index]
+            real = max(0, min(job.frames, exists))
+            pcm = job.pcm[index, : real * SAMPLES_PER_FRAME].numpy().tobytes()
+            if stream.with_codes and job.codes is not None:
+                codes = job.codes[index, :real].reshape(-1, NUM_CODEBOOKS).numpy().tobytes()
+        before = stream.sent
+        stream.sent += real
+        yield Packet(stream.request_id, real, before, job.last, pcm, codes)

@@ -1,0 +1,183 @@
+"""The local engine: one process, one request at a time, no vLLM. For library calls, the command line and parity tests.
+
+It runs the same slot table, frame step, code predictor and codec as the server, over a plain-torch talker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3tts_hw import attention_ops, backends, graph_wrappers
+from qwen3tts_hw.backends import Backend
+from qwen3tts_hw.checkpoint.reader import Checkpoint, open_checkpoint
+from qwen3tts_hw.codec.decoder import CodecDecoder
+from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
+from qwen3tts_hw.engine.state import Admission, SlotTable
+from qwen3tts_hw.errors import RequestError, UnsupportedError
+from qwen3tts_hw.model.code_predictor import CodePredictor
+from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
+from qwen3tts_hw.model.talker import Talker
+from qwen3tts_hw.model.weights import embedding_targets, load, predictor_targets, talker_targets
+from qwen3tts_hw.prompt.layout import build_layout
+from qwen3tts_hw.prompt.request import SpeechRequest
+from qwen3tts_hw.prompt.tokenizer import TextTokenizer
+from qwen3tts_hw.settings import Settings
+from qwen3tts_hw.types import FinishReason
+
+FRAMES_PER_CHECK = 8  # the host asks the device whether a request has ended once per this many frames
+DTYPES = ("float32", "bfloat16")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechResult:
+    """A finished request: ``codes [T, 16] int64``, ``pcm [T*1920] float32`` at 24 kHz, why it ended.
+
+    ``hidden [T, H] float32`` holds the talker state behind each frame if it was asked for.
+    """
+
+    codes: NDArray[np.int64]
+    pcm: NDArray[np.float32]
+    finish_reason: FinishReason
+    prompt_rows: int
+    hidden: NDArray[np.float32] | None = None
+
+
+class LocalEngine:
+    """A loaded checkpoint that turns requests into audio, one after the other."""
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, settings: Settings) -> None:
+        self.config, self.backend, self.dtype, self.settings = checkpoint.config, backend, dtype, settings
+        device = backend.device
+        attention = attention_ops.create(settings.attention_op, backend)
+        self.attention_name = attention.name
+        self.tokenizer = TextTokenizer.from_directory(checkpoint.directory)
+        self._text = TextEmbedder(self.config, device=device, dtype=dtype)
+        self._codes = CodeEmbedder(self.config, device=device, dtype=dtype)
+        self._talker = Talker(self.config, attention, device=device, dtype=dtype)
+        self._predictor = CodePredictor(
+            self.config, self._codes, attention, max_rows=1, device=device, dtype=dtype
+        )
+        self._codec = CodecDecoder(self.config.codec, device, getattr(torch, settings.codec_dtype))
+        self._load(checkpoint)
+        self._codec_state = self._codec.new_state(1)
+        self._table = SlotTable(1, self.config.max_positions, device)
+        self._step = FrameStep(self.config, self._table, self._predictor)
+        wrap = graph_wrappers.create(settings.graphs, backend)
+        inputs = frame_step_inputs(self.config, self._table, hidden_dtype=dtype, logits_dtype=torch.float32)
+        self._frame = wrap(self._step, buckets=(1,), inputs=inputs, name="frame step")
+        self._frame.capture()
+
+    @classmethod
+    def load(
+        cls, directory: str | Path, *, device: str = "auto", dtype: str | None = None, settings: Settings | None = None
+    ) -> LocalEngine:
+        """Check and load a checkpoint directory.
+
+        ``device`` is auto, cpu, cuda or npu; ``dtype`` float32, bfloat16 or None for the device's default. Raises
+        ConfigError, CheckpointError or UnsupportedError.
+        """
+        backend = backends.resolve(device)
+        if dtype is not None and dtype not in DTYPES:
+            raise UnsupportedError(f"dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+        backend.prepare_process()
+        checkpoint = open_checkpoint(directory)
+        checkpoint.check()
+        chosen = backend.default_dtype if dtype is None else getattr(torch, dtype)
+        return cls(checkpoint, backend, chosen, settings or Settings.resolve())
+
+    @property
+    def graph_mode(self) -> str:
+        """Whether the frame step is replayed from a device graph or run eagerly."""
+        return self._frame.mode
+
+    def synthesize(
+        self, request: SpeechRequest, *, keep_hidden: bool = False, progress: Progress | None = None
+    ) -> SpeechResult:
+        """Generate a whole request. ``progress`` is called with (frames made, frame limit)."""
+        hidden: list[Tensor] = []
+        blocks = list(self._generate(request, hidden if keep_hidden else None, progress))
+        codes = torch.cat([block for block, _ in blocks]) if blocks else torch.zeros(0, 16, dtype=torch.int64)
+        pcm = torch.zeros(0)
+        if len(codes):
+            with torch.inference_mode():
+                pcm = self._codec.decode(codes.t()[None].to(self.backend.device))[0].float().cpu()
+        return SpeechResult(
+            codes=codes.numpy(),
+            pcm=pcm.numpy(),
+            finish_reason=blocks[-1][1] if blocks else FinishReason.STOP,
+            prompt_rows=int(self._table.prompt_rows[0]),
+            hidden=torch.stack(hidden[: len(codes)]).numpy() if keep_hidden and hidden else None,
+        )
+
+    def stream(self, request: SpeechRequest) -> Iterator[NDArray[np.float32]]:
+        """Yield audio ``[n*1920] float32`` as it is made, in blocks of up to 8 frames."""
+        slot = torch.zeros(1, dtype=torch.int64, device=self.backend.device)
+        self._codec_state.reset(slot)
+        for block, _ in self._generate(request, None, None):
+            if len(block):
+                with torch.inference_mode():
+                    codes = block.t()[None].to(self.backend.device)
+                    yield self._codec.decode_step(codes, self._codec_state, slot)[0].float().cpu().numpy()
+
+    @torch.inference_mode()
+    def _generate(
+        self, request: SpeechRequest, hidden_out: list[Tensor] | None, progress: Progress | None
+    ) -> Iterator[tuple[Tensor, FinishReason]]:
+        """Yield blocks of finished frames ``[n, 16] int64`` on the host; the reason is final with the last block."""
+        table, device = self._table, self.backend.device
+        layout = build_layout(self.config, self.tokenizer, request)
+        room = table.max_positions - layout.length
+        if room < 1:
+            raise RequestError(
+                "input", f"the prompt has {layout.length} rows; the model has {table.max_positions} positions"
+            )
+        limit = min(request.max_frames, room)
+        table.admit(0, Admission(layout, request.sampling, limit))
+        slot = torch.zeros(1, dtype=torch.int64, device=device)
+        hidden = self._talker(self._rows(0, layout.length), 0)[-1:]
+        made = 0
+        while True:
+            for frame in range(made, min(made + FRAMES_PER_CHECK, limit)):
+                position = layout.length + frame
+                if frame:
+                    hidden = self._talker(self._rows(position - 1, position), position - 1)
+                if hidden_out is not None:
+                    hidden_out.append(hidden[0].float().cpu())
+                place = torch.full((1,), position - 1, dtype=torch.int64, device=device)
+                self._frame(hidden, self._talker.logits(hidden), slot, place)
+            total = int(table.frontier[0]) - layout.length
+            ended = bool(table.ended[0])
+            block = table.codes[0, layout.length + made : layout.length + total].to("cpu", torch.int64)
+            made = total
+            if progress is not None:
+                progress(made, limit)
+            yield block, FinishReason.LENGTH if made >= limit else FinishReason.STOP
+            if ended or made >= limit:
+                return
+
+    def _rows(self, start: int, end: int) -> Tensor:
+        """Talker input rows ``[end - start, H]`` of slot 0, as every engine computes them."""
+        table = self._table
+        codes = self._codes.sum(table.codes[0, start:end].to(torch.int64))
+        return codes + self._text(table.text[0, start:end].to(torch.int64))
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        talker = self._talker
+        targets = {
+            **embedding_targets(self._text, self._codes),
+            **predictor_targets(self._predictor),
+            **talker_targets(talker.layers, talker.norm, talker.head),
+        }
+        load(checkpoint.iter_main(), targets)
+        self._codec.load_weights(checkpoint.iter_codec())
+        for module in (self._talker, self._predictor, self._codec):
+            self.backend.prepare_weights(module)

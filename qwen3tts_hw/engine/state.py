@@ -1,0 +1,132 @@
+"""Per-request device state, keyed by slot and position.
+
+Every row of every batch looks its own input up with (slot, position), so prefill, chunked prefill, recomputation after
+preemption and decode are one code path. The device decides where a request stands (``frontier``) and whether it has ended;
+the host never reads these tables in a step. The last slot is scratch: padding rows and rows that must not write go there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3tts_hw.errors import CapacityError
+from qwen3tts_hw.model.sampling import SamplingRows
+from qwen3tts_hw.prompt.layout import PromptLayout
+from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a slot needs to know of a request: its prompt layout, its sampling, its limit in frames."""
+
+    layout: PromptLayout
+    sampling: SamplingSpec
+    max_frames: int
+
+
+class SlotTable:
+    """Device tables for ``num_slots`` requests of up to ``max_positions`` rows each, plus one scratch slot.
+
+    ``codes [S+1, L, 16] int16``: what each position feeds to the codec side, -1 = nothing. ``text [S+1, L] int32``: text ids,
+    over the prompt and all later positions. ``frontier [S+1] int64``: first position whose frame does not exist yet.
+    ``prompt_rows``, ``max_frames [S+1] int64``; ``ended [S+1] bool``; ``seen [S+1, 2049] bool``: codes generated so far.
+    """
+
+    def __init__(self, num_slots: int, max_positions: int, device: torch.device) -> None:
+        self.num_slots, self.max_positions, self.device = num_slots, max_positions, device
+        self.scratch = num_slots
+        rows = num_slots + 1
+
+        def table(*shape: int, dtype: torch.dtype, fill: float = 0) -> Tensor:
+            return torch.full((rows, *shape), fill, dtype=dtype, device=device)
+
+        self.codes = table(max_positions, NUM_CODEBOOKS, dtype=torch.int16, fill=-1)
+        self.text = table(max_positions, dtype=torch.int32, fill=-1)
+        self.frontier = table(dtype=torch.int64)
+        self.prompt_rows = table(dtype=torch.int64)
+        self.max_frames = table(dtype=torch.int64)
+        self.ended = table(dtype=torch.bool, fill=True)
+        self.seen = table(CODEBOOK_SIZE + 1, dtype=torch.bool)
+        # One float and one int64 row per slot, so that admission is a handful of small copies.
+        self._floats = table(5, dtype=torch.float32, fill=1.0)
+        self._integers = table(4, dtype=torch.int64)
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        """Number of slots not taken."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """Reserve a slot; raise CapacityError if none is left."""
+        if not self._free:
+            raise CapacityError(f"all {self.num_slots} request slots are in use")
+        return self._free.pop()
+
+    def release(self, slot: int) -> None:
+        """Give a slot back and stop the device from making frames for it."""
+        self.ended[slot] = True
+        self._free.append(slot)
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        """Upload a request's prompt, sampling and limit into ``slot``; everything of an earlier request is gone."""
+        layout, sampling = admission.layout, admission.sampling
+        rows = layout.length
+        text = np.full(self.max_positions, layout.pad_text_id, dtype=np.int32)
+        known = np.asarray((*layout.text_ids, *layout.trailing_text_ids), dtype=np.int32)[: self.max_positions]
+        text[: len(known)] = known
+        codes = np.full((rows, NUM_CODEBOOKS), -1, dtype=np.int16)
+        codes[:, 0] = layout.codec_ids
+        self.text[slot] = torch.from_numpy(text).to(self.device)
+        self.codes[slot, :rows] = torch.from_numpy(codes).to(self.device)
+        self.frontier[slot] = rows
+        self.prompt_rows[slot] = rows
+        self.max_frames[slot] = admission.max_frames
+        self.seen[slot] = False
+        self._floats[slot] = torch.tensor(_floats(sampling), dtype=torch.float32).to(self.device)
+        self._integers[slot] = torch.tensor(_integers(sampling), dtype=torch.int64).to(self.device)
+        self.ended[slot] = False
+
+    def close(self, slot: int) -> None:
+        """Make a slot answer end of speech at once: for requests that carry no speech prompt."""
+        self.frontier[slot] = 0
+        self.ended[slot] = True
+
+    def talker_rows(self, slots: Tensor) -> SamplingRows:
+        """Sampling parameters of codebook 0 for rows ``[B]``."""
+        floats, integers = self._floats[slots], self._integers[slots]
+        return SamplingRows(floats[:, 0], integers[:, 0], floats[:, 1])
+
+    def residual_rows(self, slots: Tensor) -> SamplingRows:
+        """Sampling parameters of codebooks 1..15 for rows ``[B]``."""
+        floats, integers = self._floats[slots], self._integers[slots]
+        return SamplingRows(floats[:, 2], integers[:, 1], floats[:, 3])
+
+    def penalty(self, slots: Tensor) -> Tensor:
+        """Repetition penalty ``[B] float32``."""
+        return self._floats[slots, 4]
+
+    def seeds(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Low and high halves of the seeds, ``[B] int32`` each."""
+        halves = self._integers[slots, 2:4].to(torch.int32)
+        return halves[:, 0], halves[:, 1]
+
+
+def _floats(sampling: SamplingSpec) -> list[float]:
+    residual = 0.0 if sampling.greedy else sampling.residual_temperature
+    return [
+        sampling.temperature,
+        sampling.top_p,
+        residual,
+        sampling.residual_top_p,
+        sampling.repetition_penalty,
+    ]
+
+
+def _integers(sampling: SamplingSpec) -> list[int]:
+    low, high = sampling.seed & 0xFFFFFFFF, (sampling.seed >> 32) & 0xFFFFFFFF
+    return [sampling.top_k, sampling.residual_top_k, *(half - (1 << 32) * (half >> 31) for half in (low, high))]

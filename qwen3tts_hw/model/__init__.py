@@ -1,0 +1,1 @@
+"""The autoregressive model in plain torch: embeddings, decoder layers, code predictor, sampler, weight loading."""

@@ -1,0 +1,108 @@
+"""The user's choices, and the only reader of the environment.
+
+A setting comes from a mapping (vLLM's ``--additional-config '{"qwen3tts": {...}}'``) or from ``QWEN3TTS_<NAME>``; the
+mapping wins. Unknown names and unusable values raise :class:`~qwen3tts_hw.errors.SettingsError`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from qwen3tts_hw.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "QWEN3TTS_"
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "graphs": ("auto", "on", "off", "recording"),
+    "attention_op": ("auto", "sdpa", "npu_fusion", "npu_fusion_v3", "npu_fused_infer", "npu_reference"),
+    "codec_dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All choices with their defaults.
+
+    graphs: "on" captures the code predictor in device graphs and fails if that cannot be done; "auto" does so where
+        the device has graphs; "off" never does. "recording" imitates device graphs on any device, for tests and
+        debugging.
+    attention_op: the code predictor's attention kernel; "auto" asks the backend.
+    codec_dtype: arithmetic of the codec decoder.
+    first_chunk_frames / chunk_frames: frames decoded and sent at first, and at most, per chunk; the chunk doubles
+        between.
+    max_streams: upper bound for concurrent requests (slots); vLLM's max_num_seqs is lowered to it.
+    max_text_chars: longest text accepted, in characters.
+    max_body_bytes: largest HTTP request body accepted, in bytes.
+    max_queued_requests: requests running or waiting per API server before new ones are refused with 503.
+    audio_host: empty, or the host address that workers on other machines reach this API server at (audio goes over tcp).
+    max_queue_bytes: audio buffered for a slow client before its request is aborted, in bytes.
+    trace: keep each frame's hidden state on the worker for debugging (memory grows with every frame).
+    """
+
+    graphs: str = "auto"
+    attention_op: str = "auto"
+    codec_dtype: str = "float32"
+    first_chunk_frames: int = 1
+    chunk_frames: int = 8
+    max_streams: int = 128
+    max_text_chars: int = 20_000
+    max_body_bytes: int = 262_144
+    max_queued_requests: int = 1_024
+    audio_host: str = ""
+    max_queue_bytes: int = 33_554_432
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{name} is {getattr(self, name)!r}; supported: {', '.join(choices)}")
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.type == "int" and value < 1:
+                raise SettingsError(f"{item.name} is {value}; it must be at least 1")
+        if self.first_chunk_frames > self.chunk_frames:
+            raise SettingsError(
+                f"first_chunk_frames {self.first_chunk_frames} is larger than chunk_frames {self.chunk_frames}"
+            )
+
+    @classmethod
+    def resolve(cls, values: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+        """Merge explicit ``values`` over the environment over the defaults."""
+        environment = os.environ if environment is None else environment
+        known = {item.name: str(item.type) for item in dataclasses.fields(cls)}
+        merged: dict[str, Any] = {}
+        for variable, raw in environment.items():
+            if variable.startswith(ENVIRONMENT_PREFIX):
+                name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+                merged[name] = _convert(name, raw, known, source=variable)
+        for name, raw in (values or {}).items():
+            merged[name] = _convert(name, raw, known, source=f"qwen3tts.{name}")
+        return cls(**merged)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as plain values, for logs, /health and benchmark results."""
+        return dataclasses.asdict(self)
+
+
+def _convert(name: str, raw: Any, known: Mapping[str, str], source: str) -> Any:
+    if name not in known:
+        raise SettingsError(f"{source}: unknown setting {name!r}; known: {', '.join(sorted(known))}")
+    kind = known[name]
+    if kind == "bool":
+        text = str(raw).lower()
+        if text in ("1", "true", "yes", "on"):
+            return True
+        if text in ("0", "false", "no", "off"):
+            return False
+        raise SettingsError(f"{source} is {raw!r}; expected true or false")
+    if kind == "int":
+        try:
+            return int(cast(Any, raw))
+        except (TypeError, ValueError):
+            raise SettingsError(f"{source} is {raw!r}; expected an integer") from None
+    if not isinstance(raw, str):
+        raise SettingsError(f"{source} is {raw!r}; expected a string")
+    return raw

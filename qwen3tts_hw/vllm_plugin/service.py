@@ -1,0 +1,239 @@
+"""The speech service over vLLM's async engine: one per API-server process.
+
+A request is a prompt of placeholder ids plus our payload; vLLM schedules it and reports only its end, the audio arrives through
+the hub. A stream is over when the worker's last packet and vLLM's final output are both here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from qwen3tts_hw.config import ModelConfig
+from qwen3tts_hw.engine.audio import Packet
+from qwen3tts_hw.errors import CapacityError, GenerationError, RequestError
+from qwen3tts_hw.prompt.layout import build_layout
+from qwen3tts_hw.prompt.request import SpeechRequest
+from qwen3tts_hw.prompt.tokenizer import TextTokenizer
+from qwen3tts_hw.settings import Settings
+from qwen3tts_hw.types import AudioChunk, FinishReason, SpeechOutcome
+from qwen3tts_hw.vllm_plugin.payload import EXTRA_ARGS_KEY, pack
+from qwen3tts_hw.vllm_plugin.transport import AudioHub, Inbox
+
+logger = logging.getLogger(__name__)
+
+_OUTCOMES_KEPT = 1000
+_TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
+
+
+class VllmSpeechStream:
+    """A running request; see :class:`qwen3tts_hw.engine.service.SpeechStream`."""
+
+    def __init__(
+        self,
+        service: VllmSpeechService,
+        request_id: str,
+        inbox: Inbox,
+        engine_task: asyncio.Task[str],
+        details: Details,
+    ) -> None:
+        self._service, self._inbox, self._engine_task, self._details = service, inbox, engine_task, details
+        self._request_id = request_id
+        self._outcome: SpeechOutcome | None = None
+        self._closed = False
+
+    @property
+    def request_id(self) -> str:
+        """Identifier of the request."""
+        return self._request_id
+
+    @property
+    def outcome(self) -> SpeechOutcome | None:
+        """How the request ended, once it has."""
+        return self._outcome
+
+    async def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        """Yield chunks until the last; close the stream in any case."""
+        frames, codes = 0, bytearray()
+        try:
+            while True:
+                packet = await self._next_packet()
+                frames += packet.frames
+                codes += packet.codes
+                if packet.last:
+                    self._finish(await self._engine_task, frames, bytes(codes))
+                yield AudioChunk(packet.pcm, packet.frames, frames, packet.last, packet.codes)
+                if packet.last:
+                    return
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Abort the request if it runs, forget its inbox."""
+        if self._closed:
+            return
+        self._closed = True
+        self._service.hub.close(self._inbox)
+        self._service.forget(self)
+        if not self._engine_task.done():
+            self._engine_task.cancel()  # vLLM turns the cancelled iteration into an abort
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._engine_task
+        elif not self._engine_task.cancelled():
+            self._engine_task.exception()  # retrieved, so that asyncio does not warn
+
+    async def _next_packet(self) -> Packet:
+        """The next packet; fails as soon as the engine fails, the client lags too far, or the tail never comes."""
+        getter = asyncio.ensure_future(self._inbox.get())
+        try:
+            if not self._engine_task.done():
+                await asyncio.wait({getter, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
+            if self._engine_task.done() and not getter.done():
+                self._raise_engine_error()
+                await asyncio.wait({getter}, timeout=_TAIL_TIMEOUT_S)
+            if not getter.done():
+                raise GenerationError(f"request {self.request_id}: its last audio did not arrive")
+            packet = getter.result()
+        finally:
+            if not getter.done():
+                getter.cancel()
+        if self._inbox.overflowed:
+            raise GenerationError(
+                f"request {self.request_id}: the client reads too slowly, more than "
+                f"{self._service.settings.max_queue_bytes} bytes (setting max_queue_bytes) are waiting"
+            )
+        return packet
+
+    def _raise_engine_error(self) -> None:
+        if self._engine_task.cancelled():
+            raise GenerationError(f"request {self.request_id} was cancelled")
+        error = self._engine_task.exception()
+        if error is not None:
+            raise GenerationError(f"the engine failed while request {self.request_id} was running: {error}") from error
+
+    def _finish(self, reason: str, frames: int, codes: bytes) -> None:
+        self._outcome = SpeechOutcome(
+            request_id=self.request_id,
+            finish_reason=FinishReason(reason) if reason in ("stop", "length") else FinishReason.ABORT,
+            frames=frames,
+            prompt_rows=self._details[0],
+            seed=self._details[1],
+            codes=codes,
+        )
+        self._service.remember(self._outcome)
+
+
+Details = tuple[int, int]  # prompt rows, seed
+
+
+class VllmSpeechService:
+    """Submit requests to vLLM's engine client; see :class:`qwen3tts_hw.engine.service.SpeechService`."""
+
+    def __init__(
+        self, engine: Any, config: ModelConfig, tokenizer: TextTokenizer, settings: Settings, *, max_rows: int
+    ) -> None:
+        self.config, self.settings = config, settings
+        self.hub = AudioHub(host=settings.audio_host, limit_bytes=settings.max_queue_bytes)
+        self._engine, self._tokenizer, self._max_rows = engine, tokenizer, max_rows
+        self._running: set[VllmSpeechStream] = set()
+        self._outcomes: OrderedDict[str, SpeechOutcome] = OrderedDict()
+        self._submitted = 0
+
+    async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> VllmSpeechStream:
+        """Start a request on the engine."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if len(self._running) >= self.settings.max_queued_requests:
+            raise CapacityError(
+                f"{len(self._running)} requests are running or waiting (setting max_queued_requests); try again later"
+            )
+        layout = build_layout(self.config, self._tokenizer, request)
+        room = self._max_rows - layout.length
+        if room < 1:
+            raise RequestError(
+                "input",
+                f"the prompt takes {layout.length} positions of {self._max_rows}; shorten the text or the instructions, "
+                "or start the server with a larger --max-model-len",
+            )
+        max_frames = min(request.max_frames, room)
+        self.hub.start()
+        inbox = self.hub.open()
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max_frames,
+            stop_token_ids=[self.config.codec_tokens.eos],
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+            extra_args={EXTRA_ARGS_KEY: pack(layout, request.sampling, max_frames, inbox.ticket, codes=include_codes)},
+        )
+        request_id = f"speech-{uuid.uuid4().hex}"
+        placeholder = [self.config.codec_tokens.pad] * layout.length
+        task = asyncio.create_task(self._run(placeholder, params, request_id), name=request_id)
+        stream = VllmSpeechStream(self, request_id, inbox, task, (layout.length, request.sampling.seed))
+        self._running.add(stream)
+        self._submitted += 1
+        return stream
+
+    def outcome(self, request_id: str) -> SpeechOutcome | None:
+        """How a recent request of this process ended."""
+        return self._outcomes.get(request_id)
+
+    def remember(self, outcome: SpeechOutcome) -> None:
+        """Keep an outcome for later questions; the oldest is dropped."""
+        self._outcomes[outcome.request_id] = outcome
+        while len(self._outcomes) > _OUTCOMES_KEPT:
+            self._outcomes.popitem(last=False)
+
+    def forget(self, stream: VllmSpeechStream) -> None:
+        """A stream has been closed."""
+        self._running.discard(stream)
+
+    async def health(self) -> dict[str, Any]:
+        """Raise if the engine is dead; else say what this server is."""
+        await self._engine.check_health()
+        return {
+            "variant": self.config.variant,
+            "size": self.config.size_name,
+            "running": len(self._running),
+            "settings": self.settings.as_dict(),
+        }
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of this process and of every worker."""
+        return {
+            "submitted": self._submitted,
+            "running": len(self._running),
+            "inboxes_open": self.hub.open_inboxes,
+            "orphan_packets": self.hub.orphans,
+            "outcomes_kept": len(self._outcomes),
+            "workers": await self._engine.collective_rpc("qwen3tts_stats"),
+        }
+
+    async def trace(self, request_id: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Hidden states ``[T, H]`` of a traced request (setting ``trace``)."""
+        parts = await self._engine.collective_rpc("qwen3tts_trace", args=(request_id,))
+        raw = next((part for part in parts if part), b"")
+        return np.frombuffer(raw, dtype=np.float32).reshape(-1, self.config.talker.hidden_size)
+
+    async def shut_down(self) -> None:
+        """Abort what runs and close the hub."""
+        for stream in list(self._running):
+            await stream.aclose()
+        await self.hub.shut_down()
+
+    async def _run(self, prompt: list[int], params: Any, request_id: str) -> str:
+        """Iterate the engine to the end; returns its finish reason."""
+        reason = "abort"
+        async for output in self._engine.generate({"prompt_token_ids": prompt}, params, request_id):
+            if output.finished:
+                reason = output.outputs[0].finish_reason or "abort"
+        return reason

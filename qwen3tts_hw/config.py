@@ -6,13 +6,13 @@ unknown or impossible sizes raise :class:`~qwen3tts_hw.errors.ConfigError` namin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qwen3tts_hw.errors import ConfigError
+from qwen3tts_hw.json_section import JsonSection, read_json
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, SamplingSpec
 
 MODEL_TYPE = "qwen3_tts"
@@ -90,8 +90,8 @@ class ModelConfig:
     """Everything the checkpoint directory says, parsed once.
 
     ``variant`` is one of :data:`MODEL_VARIANTS`; ``size_name`` is "0b6" or "1b7" for published checkpoints.
-    ``language_ids`` maps lower-case names, dialects included, to codec ids; ``speaker_ids`` maps lower-case names to codec
-    ids; ``speaker_dialects`` maps a speaker to the language key that replaces auto and chinese (spec 4.2).
+    ``language_ids`` maps lower-case names, dialects included, to codec ids; ``speaker_ids`` maps lower-case names to
+    codec ids; ``speaker_dialects`` maps a speaker to the language key that replaces auto and chinese (spec 4.2).
     """
 
     variant: str
@@ -150,7 +150,7 @@ class ModelConfig:
         cls, config: Mapping[str, Any], codec: Mapping[str, Any], generation: Mapping[str, Any] | None = None
     ) -> ModelConfig:
         """Parse the decoded JSON of config.json, speech_tokenizer/config.json and generation_config.json."""
-        top = _Section(config, "config.json")
+        top = JsonSection(config, "config.json")
         _check_family(top)
         talker = top.section("talker_config")
         predictor = talker.section("code_predictor_config")
@@ -182,25 +182,9 @@ class ModelConfig:
         return parsed
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object; raise ConfigError if it is missing, not JSON, or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist; a Qwen3-TTS checkpoint directory holds config.json, model.safetensors, the "
-            f"tokenizer files and the folder {CODEC_SUBFOLDER}/"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a JSON {type(value).__name__}, an object was expected")
-    return value
-
-
 def parse_codec_config(codec: Mapping[str, Any]) -> CodecDecoderConfig:
     """Parse speech_tokenizer/config.json; raise ConfigError for a codec other than the 12 Hz one."""
-    top = _Section(codec, f"{CODEC_SUBFOLDER}/config.json")
+    top = JsonSection(codec, f"{CODEC_SUBFOLDER}/config.json")
     found = top.text("model_type")
     if found != TOKENIZER_TYPE:
         raise ConfigError(f"{top.where}: model_type is {found!r}; only {TOKENIZER_TYPE!r} is supported")
@@ -223,7 +207,7 @@ def parse_codec_config(codec: Mapping[str, Any]) -> CodecDecoderConfig:
     samples = 1
     for rate in (*parsed.upsample_rates, *parsed.upsampling_ratios):
         samples *= rate
-    _require(dec, "upsample_rates × upsampling_ratios", samples, SAMPLES_PER_FRAME)
+    _require(dec, "upsample_rates and upsampling_ratios multiplied", samples, SAMPLES_PER_FRAME)
     _require(dec, "num_quantizers", dec.size("num_quantizers"), NUM_CODEBOOKS)
     _require(dec, "codebook_size", dec.size("codebook_size"), CODEBOOK_SIZE)
     _require(dec, "num_key_value_heads", dec.size("num_key_value_heads"), parsed.num_heads)
@@ -231,55 +215,7 @@ def parse_codec_config(codec: Mapping[str, Any]) -> CodecDecoderConfig:
     return parsed
 
 
-class _Section:
-    """A JSON object with typed access; every error names the file and the full key."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
-
-    def get(self, key: str) -> Any:
-        if key not in self.values or self.values[key] is None:
-            raise ConfigError(f"{self.where}: {key} is missing")
-        return self.values[key]
-
-    def section(self, key: str) -> _Section:
-        value = self.get(key)
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{self.where}: {key} must be an object, found {type(value).__name__}")
-        return _Section(value, f"{self.where}: {key}")
-
-    def text(self, key: str) -> str:
-        value = self.get(key)
-        if not isinstance(value, str):
-            raise ConfigError(f"{self.where}: {key} must be a string, found {value!r}")
-        return value
-
-    def integer(self, key: str) -> int:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{self.where}: {key} must be an integer, found {value!r}")
-        return value
-
-    def size(self, key: str) -> int:
-        value = self.integer(key)
-        if value < 1:
-            raise ConfigError(f"{self.where}: {key} must be at least 1, found {value}")
-        return value
-
-    def sizes(self, key: str) -> tuple[int, ...]:
-        value = self.get(key)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, int) and item > 0 for item in value):
-            raise ConfigError(f"{self.where}: {key} must be a list of positive integers, found {value!r}")
-        return tuple(value)
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.where}: {key} must be a number, found {value!r}")
-        return float(value)
-
-
-def _check_family(top: _Section) -> None:
+def _check_family(top: JsonSection) -> None:
     found = top.values.get("model_type")
     if found != MODEL_TYPE:
         raise ConfigError(f"{top.where}: model_type is {found!r}; this package serves {MODEL_TYPE!r} only")
@@ -288,7 +224,7 @@ def _check_family(top: _Section) -> None:
         raise ConfigError(f"{top.where}: tokenizer_type is {tokenizer!r}; only {TOKENIZER_TYPE!r} is supported")
 
 
-def _stack(section: _Section) -> DecoderStackConfig:
+def _stack(section: JsonSection) -> DecoderStackConfig:
     if section.values.get("attention_bias"):
         raise ConfigError(f"{section.where}: attention_bias is true; the published models have none")
     if section.values.get("hidden_act", "silu") != "silu":
@@ -305,7 +241,7 @@ def _stack(section: _Section) -> DecoderStackConfig:
     )
 
 
-def _rope_theta(section: _Section) -> float:
+def _rope_theta(section: JsonSection) -> float:
     """RoPE base; transformers 5 writes it under rope_parameters, transformers 4 beside the sizes."""
     for holder in (section.values.get("rope_parameters"), section.values):
         if isinstance(holder, Mapping) and holder.get("rope_theta") is not None:
@@ -313,7 +249,7 @@ def _rope_theta(section: _Section) -> float:
     raise ConfigError(f"{section.where}: rope_theta is missing (a default would ruin the audio)")
 
 
-def _codec_tokens(talker: _Section) -> CodecTokens:
+def _codec_tokens(talker: JsonSection) -> CodecTokens:
     return CodecTokens(
         pad=talker.integer("codec_pad_id"),
         bos=talker.integer("codec_bos_id"),
@@ -325,7 +261,7 @@ def _codec_tokens(talker: _Section) -> CodecTokens:
     )
 
 
-def _text_tokens(top: _Section) -> TextTokens:
+def _text_tokens(top: JsonSection) -> TextTokens:
     return TextTokens(
         im_start=top.integer("im_start_token_id"),
         im_end=top.integer("im_end_token_id"),
@@ -336,12 +272,12 @@ def _text_tokens(top: _Section) -> TextTokens:
     )
 
 
-def _id_table(talker: _Section, key: str) -> dict[str, int]:
-    section = _Section(talker.values.get(key) or {}, f"{talker.where}: {key}")
+def _id_table(talker: JsonSection, key: str) -> dict[str, int]:
+    section = JsonSection(talker.values.get(key) or {}, f"{talker.where}: {key}")
     return {name.lower(): section.integer(name) for name in section.values}
 
 
-def _dialects(talker: _Section) -> dict[str, str]:
+def _dialects(talker: JsonSection) -> dict[str, str]:
     """Speakers that speak a dialect; a speaker missing from the table has none (fine-tuned checkpoints)."""
     table = talker.values.get("spk_is_dialect") or {}
     return {name.lower(): value for name, value in table.items() if isinstance(value, str) and value}
@@ -370,15 +306,15 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
 def _speaker_embedding_size(config: Mapping[str, Any], variant: str) -> int | None:
     if variant != "base":
         return None
-    return _Section(config, "config.json").section("speaker_encoder_config").size("enc_dim")
+    return JsonSection(config, "config.json").section("speaker_encoder_config").size("enc_dim")
 
 
-def _require(section: _Section, key: str, found: int, expected: int) -> None:
+def _require(section: JsonSection, key: str, found: int, expected: int) -> None:
     if found != expected:
         raise ConfigError(f"{section.where}: {key} is {found}; the 12 Hz models have {expected}")
 
 
-def _check_sizes(config: ModelConfig, talker: _Section, predictor: _Section) -> None:
+def _check_sizes(config: ModelConfig, talker: JsonSection, predictor: JsonSection) -> None:
     _require(talker, "num_code_groups", talker.size("num_code_groups"), NUM_CODEBOOKS)
     _require(predictor, "num_code_groups", predictor.size("num_code_groups"), NUM_CODEBOOKS)
     _require(predictor, "vocab_size", predictor.size("vocab_size"), CODEBOOK_SIZE)
@@ -390,6 +326,10 @@ def _check_sizes(config: ModelConfig, talker: _Section, predictor: _Section) -> 
             )
         if stack.head_dim % 2:
             raise ConfigError(f"{section.where}: head_dim {stack.head_dim} is odd; rotary embedding needs pairs")
+    _check_ids(config, talker)
+
+
+def _check_ids(config: ModelConfig, talker: JsonSection) -> None:
     tokens = config.codec_tokens
     for name in ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos"):
         value = getattr(tokens, name)

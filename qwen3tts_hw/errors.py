@@ -1,16 +1,16 @@
 """The exception tree. Every error a user can cause or must act on is one of these.
 
-    Qwen3TTSError
-    ├── SettingsError        a setting or environment variable has a bad name or value
-    ├── ConfigError          a config.json is missing, malformed or describes another model
-    ├── CheckpointError      weight files are missing, truncated, or do not match the config
-    ├── UnsupportedError     this device, version or option cannot do what was asked
-    ├── RequestError         a request is invalid; carries the field to blame
-    │   └── UnknownVoiceError
-    ├── CapacityError        no room for the request now; trying later can work
-    ├── AttentionMaskError   an attention call that the fused kernel would answer wrongly
-    ├── GraphCaptureError    a device graph could not be captured or replayed
-    └── GenerationError      the engine failed while a request was running
+Qwen3TTSError
+├── SettingsError        a setting or environment variable has a bad name or value
+├── ConfigError          a config.json is missing, malformed or describes another model
+├── CheckpointError      weight files are missing, truncated, or do not match the config
+├── UnsupportedError     this device, version or option cannot do what was asked
+├── RequestError         a request is invalid; carries the field to blame
+│   └── UnknownVoiceError
+├── CapacityError        no room for the request now; trying later can work
+├── AttentionMaskError   an attention call that the fused kernel would answer wrongly
+├── GraphCaptureError    a device graph could not be captured or replayed
+└── GenerationError      the engine failed while a request was running
 """
 
 from __future__ import annotations

@@ -26,18 +26,18 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 class Settings:
     """All choices with their defaults.
 
-    graphs: "on" captures the code predictor in device graphs and fails if that cannot be done; "auto" does so where
-        the device has graphs; "off" never does. "recording" imitates device graphs on any device, for tests and
-        debugging.
+    graphs: "on" captures the frame step in device graphs and fails if that cannot be done; "auto" does so where the
+        device has graphs; "off" never does. "recording" imitates device graphs on any device, for tests and
+        debugging: slow, but with their rules.
     attention_op: the code predictor's attention kernel; "auto" asks the backend.
     codec_dtype: arithmetic of the codec decoder.
-    first_chunk_frames / chunk_frames: frames decoded and sent at first, and at most, per chunk; the chunk doubles
-        between.
+    first_chunk_frames: frames decoded and sent first; chunks double from there.
+    chunk_frames: most frames per chunk.
     max_streams: upper bound for concurrent requests (slots); vLLM's max_num_seqs is lowered to it.
     max_text_chars: longest text accepted, in characters.
     max_body_bytes: largest HTTP request body accepted, in bytes.
     max_queued_requests: requests running or waiting per API server before new ones are refused with 503.
-    audio_host: empty, or the host address that workers on other machines reach this API server at (audio goes over tcp).
+    audio_host: empty, or this API server's address for workers on other machines (audio then goes over tcp).
     max_queue_bytes: audio buffered for a slow client before its request is aborted, in bytes.
     trace: keep each frame's hidden state on the worker for debugging (memory grows with every frame).
     """

@@ -53,9 +53,9 @@ class SamplingSpec:
 class AudioChunk:
     """A run of consecutive frames of one request, decoded.
 
-    ``pcm`` is signed 16-bit little-endian mono at 24 kHz, 1,920 samples per frame. ``frames`` is the number of frames in
-    this chunk, ``total_frames`` the number delivered so far including it. ``codes`` is int16 ``[frames, 16]`` in row-major
-    bytes when the request asked for codes, else empty. ``last`` marks the final chunk, which may be empty.
+    ``pcm`` is signed 16-bit little-endian mono at 24 kHz, 1,920 samples per frame. ``frames`` is the number of frames
+    in this chunk, ``total_frames`` the number delivered so far including it. ``codes`` is int16 ``[frames, 16]`` in
+    row-major bytes when the request asked for codes, else empty. ``last`` marks the final chunk, which may be empty.
     """
 
     pcm: bytes

@@ -26,6 +26,7 @@ PLATFORM_FILES = (
     "settings.py",  # the names of the attention ops that a user may choose
     "cli.py",  # the devices that a user may choose, the distributions that `doctor` looks for
     "vllm_plugin/workers.py",
+    "vllm_plugin/platforms.py",
     "vllm_plugin/compat.py",
 )
 PLATFORM_WORD = re.compile(r"(?<![A-Za-z])(?i:cuda|npu|ascend)(?!ing|ed)|Cuda|CUDA|Npu|NPU(?!T)|Ascend")
@@ -35,7 +36,7 @@ TORCH_CUDA_FILES = ("backends/cuda.py", "graph_wrappers/cuda.py")
 ENVIRONMENT_READERS = (
     "settings.py",
     "vllm_plugin/config_hook.py",  # these two read vLLM's own variables, to see what the user has decided already
-    "vllm_plugin/workers.py",
+    "vllm_plugin/platforms.py",
 )
 
 TORCH_FREE_MODULES = (

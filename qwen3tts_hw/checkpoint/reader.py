@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3tts_hw.checkpoint.inventory import Shapes, codec_tensors, main_tensors
-from qwen3tts_hw.config import CODEC_SUBFOLDER, ModelConfig, read_json
+from qwen3tts_hw.config import CODEC_SUBFOLDER, ModelConfig
 from qwen3tts_hw.errors import CheckpointError, ConfigError
+from qwen3tts_hw.json_section import read_json
 
 if TYPE_CHECKING:
     import torch

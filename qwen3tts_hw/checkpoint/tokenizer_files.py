@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen3tts_hw.checkpoint.published import PUBLISHED_TEXT_VOCAB_SIZE
-from qwen3tts_hw.config import TextTokens, read_json
+from qwen3tts_hw.config import TextTokens
 from qwen3tts_hw.errors import CheckpointError
+from qwen3tts_hw.json_section import read_json
 
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 

@@ -20,11 +20,25 @@ CONVNEXT_EXPANSION = 4
 CONVNEXT_NORM_EPS = 1e-6
 SNAKE_EPS = 1e-9
 MIN_CLUSTER_USAGE = 1e-5
+# From this width on a convolution runs as one matrix product. Wide layers have few steps per frame, for which the
+# libraries' convolutions are slow on every device measured (for one shape by 70 times, through an FFT); narrow layers
+# have many, for which laying out the windows costs more than it saves.
+MATMUL_MIN_CHANNELS = 512
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that norms, sines and softmax of ``dtype`` tensors are computed in: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def convolve(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """Apply ``conv`` without padding to ``[R, Cin, L]``; the result of wide layers has strides of ``[R, L, Cout]``."""
+    if conv.groups > 1 or conv.in_channels < MATMUL_MIN_CHANNELS:
+        y: Tensor = conv(x)
+        return y
+    (taps,), (dilation,) = conv.kernel_size, conv.dilation
+    windows = x.unfold(2, (taps - 1) * dilation + 1, 1)[..., ::dilation]  # [R, Cin, L, taps], a view
+    return functional.linear(windows.transpose(1, 2).flatten(2), conv.weight.flatten(1), conv.bias).transpose(1, 2)
 
 
 class CodebookSum(nn.Module):
@@ -95,8 +109,7 @@ class CausalConv(nn.Module):
         self.past = layout.add(channels_in, (kernel - 1) * dilation)
 
     def forward(self, x: Tensor, rows: StateRows) -> Tensor:
-        y: Tensor = self.conv(rows.extend(self.past, x, dim=2))
-        return y
+        return convolve(self.conv, rows.extend(self.past, x, dim=2))
 
 
 class CausalUpsample(nn.Module):
@@ -114,7 +127,7 @@ class CausalUpsample(nn.Module):
         self.past = layout.add(channels_in, 1) if taps > 1 else None
 
     def forward(self, x: Tensor, rows: StateRows) -> Tensor:
-        phases: Tensor = self.conv(x if self.past is None else rows.extend(self.past, x, dim=2))
+        phases = convolve(self.conv, x if self.past is None else rows.extend(self.past, x, dim=2))
         batch, channels, length = phases.shape
         phases = phases.view(batch, channels // self.stride, self.stride, length)
         return phases.transpose(2, 3).flatten(2)
@@ -161,8 +174,7 @@ class ResidualUnit(nn.Module):
 
     def forward(self, x: Tensor, rows: StateRows) -> Tensor:
         y: Tensor = self.dilated(self.activation(x), rows)
-        y = self.pointwise(self.pointwise_activation(y))
-        return x + y
+        return x + convolve(self.pointwise, self.pointwise_activation(y))
 
 
 class DecoderBlock(nn.Module):

@@ -1,9 +1,9 @@
 """From finished frames to audio leaving the device: chunk schedule, batched codec steps, asynchronous copies.
 
-The pump counts frames per slot on the host, optimistically: a request that ended on the device may be counted one frame too
-many. Each chunk therefore travels with the slot's true frontier, and the sender, which waits for the copy in a thread of its own,
-cuts the chunk to the frames that exist. Codec steps run on a stream of their own beside the talker, batched over all slots
-that are due the same number of frames. Nothing here knows vLLM or where packets go.
+The pump counts frames per slot on the host, optimistically: a request that ended on the device may be counted one frame
+too many. Each chunk therefore travels with the slot's true frontier, and the sender, which waits for the copy in a
+thread of its own, cuts the chunk to the frames that exist. Codec steps run on a stream of their own beside the talker,
+batched over all slots that are due the same number of frames. Nothing here knows vLLM or where packets go.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class AudioPump:
         self._last_reset = rows  # alive until the codec's stream has read it
 
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
-        """Count the frames a step made: rows ``(slot, position)`` right before the host's idea of the frontier made one."""
+        """Count the frames a step made: rows ``(slot, position)`` that :meth:`expects` picks made one."""
         self._raise_sender_error()
         made = slots[self.expects(slots, positions)]
         self._made[made] += 1
@@ -199,7 +199,7 @@ class AudioPump:
             try:
                 for packet in _packets(job):
                     self._sink(packet)
-            except Exception as error:  # noqa: BLE001  # thread boundary: logged here, raised in the engine's next step
+            except Exception as error:  # thread boundary: logged here, raised in the engine's next step
                 logger.exception("the audio sender failed")
                 self._error = error
 

@@ -1,9 +1,9 @@
 """The frame step: from a talker step's hidden states and logits to one finished frame per request.
 
-Runs after the talker, for the last row of each request, as one function of fixed shape that can be captured: choose code 0
-(penalty, minimum length, filters, noise), run the code predictor, write the frame into the slot table. A row makes a frame only
-if it stands right before its slot's frontier and the slot has not ended; any other row (a prompt chunk, a recomputed row, a
-step scheduled past the end) returns what is already known and writes to the scratch slot.
+Runs after the talker, for the last row of each request, as one function of fixed shape that can be captured: choose
+code 0 (penalty, minimum length, filters, noise), run the code predictor, write the frame into the slot table. A row
+makes a frame only if it stands right before its slot's frontier and the slot has not ended; any other row (a prompt
+chunk, a recomputed row, a step scheduled past the end) returns what is already known and writes to the scratch slot.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class FrameStep:
     def __call__(self, hidden: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Make a frame for each row that is due one.
 
-        ``hidden [B, H]`` final-normed talker output, ``logits [B, V]`` of codebook 0, ``slots [B] int64``,
-        ``positions [B] int64`` of the rows. Returns codebook 0's tokens ``[B] int64``; end of speech is the checkpoint's id.
+        ``hidden [B, H]`` final-normed talker output, ``logits [B, V]`` of codebook 0, ``slots [B] int64``, ``positions
+        [B] int64`` of the rows. Returns codebook 0's tokens ``[B] int64``; end of speech is the checkpoint's id.
         """
         table = self.table
         target = positions + 1

@@ -63,9 +63,7 @@ class LocalEngine:
         self._text = TextEmbedder(self.config, device=device, dtype=dtype)
         self._codes = CodeEmbedder(self.config, device=device, dtype=dtype)
         self._talker = Talker(self.config, attention, device=device, dtype=dtype)
-        self._predictor = CodePredictor(
-            self.config, self._codes, attention, max_rows=1, device=device, dtype=dtype
-        )
+        self._predictor = CodePredictor(self.config, self._codes, attention, max_rows=1, device=device, dtype=dtype)
         self._codec = CodecDecoder(self.config.codec, device, getattr(torch, settings.codec_dtype))
         self._load(checkpoint)
         self._codec_state = self._codec.new_state(1)
@@ -168,7 +166,8 @@ class LocalEngine:
         """Talker input rows ``[end - start, H]`` of slot 0, as every engine computes them."""
         table = self._table
         codes = self._codes.sum(table.codes[0, start:end].to(torch.int64))
-        return codes + self._text(table.text[0, start:end].to(torch.int64))
+        text: Tensor = self._text(table.text[0, start:end].to(torch.int64))
+        return codes + text
 
     def _load(self, checkpoint: Checkpoint) -> None:
         talker = self._talker

@@ -1,7 +1,7 @@
 """One worker's speech state: which request owns which slot, the frame step, and the audio pump behind it.
 
-The thin drivers over it (vLLM's runners, the local engine) map their rows to slots and call :meth:`SpeechEngine.step`; no step
-logic lives in them. All methods are called from one thread.
+The thin drivers over it (vLLM's runners, the local engine) map their rows to slots and call :meth:`SpeechEngine.step`;
+no step logic lives in them. All methods are called from one thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Per-request device state, keyed by slot and position.
 
 Every row of every batch looks its own input up with (slot, position), so prefill, chunked prefill, recomputation after
-preemption and decode are one code path. The device decides where a request stands (``frontier``) and whether it has ended;
-the host never reads these tables in a step. The last slot is scratch: padding rows and rows that must not write go there.
+preemption and decode are one code path. The device decides where a request stands (``frontier``) and whether it has
+ended; the host never reads these tables in a step. The last slot is scratch: padding rows and rows that must not write
+go there.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Admission:
 class SlotTable:
     """Device tables for ``num_slots`` requests of up to ``max_positions`` rows each, plus one scratch slot.
 
-    ``codes [S+1, L, 16] int16``: what each position feeds to the codec side, -1 = nothing. ``text [S+1, L] int32``: text ids,
-    over the prompt and all later positions. ``frontier [S+1] int64``: first position whose frame does not exist yet.
-    ``prompt_rows``, ``max_frames [S+1] int64``; ``ended [S+1] bool``; ``seen [S+1, 2049] bool``: codes generated so far.
+    ``codes [S+1, L, 16] int16``: what each position feeds to the codec side, -1 = nothing. ``text [S+1, L] int32``:
+    text ids, over the prompt and all later positions. ``frontier [S+1] int64``: first position whose frame does not
+    exist yet. ``prompt_rows``, ``max_frames [S+1] int64``; ``ended [S+1] bool``; ``seen [S+1, 2049] bool``: codes
+    generated so far.
     """
 
     def __init__(self, num_slots: int, max_positions: int, device: torch.device) -> None:

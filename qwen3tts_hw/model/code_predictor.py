@@ -1,7 +1,8 @@
 """The code predictor: from a talker hidden state and codebook 0's code to the 15 residual codes of one frame.
 
-A 5-layer decoder that starts from an empty cache in every frame: two rows at once (hidden, code 0), then 14 single rows. The
-whole frame is one call without host reads, made to be captured. Attention is dense over at most 17 cached rows.
+A 5-layer decoder that starts from an empty cache in every frame: two rows at once (hidden, code 0), then 14 single
+rows. The whole frame is one call without host reads, made to be captured. Attention is dense over at most 17 cached
+rows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ CACHE_SLOTS = NUM_CODEBOOKS + 1  # 16 rows are used; one spare keeps the size th
 class CodePredictor(nn.Module):
     """Residual codes of a frame.
 
-    Build with ``max_rows``, the largest batch of one call: the key/value cache is allocated once, then reused by every frame.
-    The embedding tables belong to the talker's :class:`CodeEmbedder`; they are used, not owned.
+    Build with ``max_rows``, the largest batch of one call: the key/value cache is allocated once, then reused by every
+    frame. The embedding tables belong to the talker's :class:`CodeEmbedder`; they are used, not owned.
     """
 
     cos: Tensor
@@ -67,7 +68,7 @@ class CodePredictor(nn.Module):
         self._cache = torch.zeros(shape, device=device, dtype=dtype)
 
     def forward(self, hidden: Tensor, code0: Tensor, rows: SamplingRows, key: Tensor) -> Tensor:
-        """Codes 1..15 ``[B, 15] int64`` from ``hidden [B, H]``, ``code0 [B] int64``, sampling rows and frame key ``[B]``."""
+        """Codes 1..15 ``[B, 15] int64`` from ``hidden [B, H]``, ``code0 [B] int64``, sampling and key ``[B] int32``."""
         assert hidden.shape[0] <= self.max_rows
         embedder = self._embedder[0]
         caches = [LayerCache(*pair[:, : hidden.shape[0]]) for pair in self._cache]
@@ -81,7 +82,7 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, dim=1)
 
     def logits(self, x: Tensor, group: int) -> Tensor:
-        """Logits ``[B, 2048] float32`` of codebook ``group`` (1..15) from the stack's output ``[B, S, C]``, last row."""
+        """Logits ``[B, 2048] float32`` of codebook ``group`` (1..15) from the last row of the output ``[B, S, C]``."""
         return nn.functional.linear(self.norm(x[:, -1]), self.heads[group - 1]).float()
 
     def _run(self, rows: Tensor, start: int, caches: list[LayerCache]) -> Tensor:

@@ -1,14 +1,13 @@
 """Input rows of the talker: text path, codec path, and their sum.
 
-Owns the embedding tables. Codec tables of all 16 codebooks are one table, so that a frame's sum is one gather; ids of -1 mean
-"nothing here" and read a row of zeros.
+Owns the embedding tables. Codec tables of all 16 codebooks are one table, so that a frame's sum is one gather; ids of
+-1 mean "nothing here" and read a row of zeros.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qwen3tts_hw.config import ModelConfig
 from qwen3tts_hw.model.layers import Linear
@@ -31,7 +30,7 @@ class TextEmbedder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows ``[n, H]`` for ``ids [n] int64``; an id of -1 gives a row of zeros."""
-        rows = self.fc2(F.silu(self.fc1(F.embedding(ids.clamp(min=0), self.table))))
+        rows: Tensor = self.fc2(nn.functional.silu(self.fc1(nn.functional.embedding(ids.clamp(min=0), self.table))))
         return rows * (ids >= 0).unsqueeze(-1).to(rows.dtype)
 
 
@@ -59,11 +58,11 @@ class CodeEmbedder(nn.Module):
 
     def rows(self, codebook: int, codes: Tensor) -> Tensor:
         """Embeddings ``[n, H]`` of valid ``codes [n] int64`` of one codebook."""
-        return F.embedding(codes, self.codebook(codebook))
+        return nn.functional.embedding(codes, self.codebook(codebook))
 
     def sum(self, codes: Tensor) -> Tensor:
         """Sum over codebooks of ``codes [n, 16]`` (-1 = nothing): accumulated in float32, rounded once, ``[n, H]``."""
         index = torch.where(codes >= 0, codes + self.offsets, self.zero_row)
-        blocks = [F.embedding(part, self.table).float().sum(dim=1) for part in index.split(ROWS_PER_GATHER)]
+        blocks = [nn.functional.embedding(part, self.table).float().sum(dim=1) for part in index.split(ROWS_PER_GATHER)]
         total = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return total.to(self.table.dtype)

@@ -1,14 +1,13 @@
 """Building blocks of the decoder stacks: RMSNorm, rotary tables, one Qwen3-style layer.
 
-The maths follows the official package's float32 rules: normalisation, rotary angles and softmax in float32, the cast back
-before the norm's weight. Knows no checkpoint names, no device and no engine; attention is the op it is given.
+The maths follows the official package's float32 rules: normalisation, rotary angles and softmax in float32, the cast
+back before the norm's weight. Knows no checkpoint names, no device and no engine; attention is the op it is given.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qwen3tts_hw.attention_ops.base import AttentionOp
 from qwen3tts_hw.config import DecoderStackConfig
@@ -43,7 +42,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in]`` to ``[..., out]``."""
-        return F.linear(x, self.weight, self.bias)
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 def rotary_table(
@@ -111,4 +110,5 @@ class DecoderLayer(nn.Module):
         attended = self.attention(rotate(query, cos, sin), keys, values, scale=config.head_dim**-0.5)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, rows, self.query_size))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        mixed: Tensor = self.down(nn.functional.silu(gate) * up)
+        return x + mixed

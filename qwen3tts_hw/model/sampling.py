@@ -1,8 +1,8 @@
 """The one sampler: temperature, top-k, top-p or greedy, with counter-based randomness.
 
-A draw is ``argmax(logits / T + Gumbel noise)``; the noise is a hash of (seed, frame, codebook, candidate) and of nothing
-else, so a request draws the same codes alone or in any batch. The hash uses wrapping 32-bit integer arithmetic only, which
-every device computes with the same bits. No generator objects, no host reads, no data-dependent shapes.
+A draw is ``argmax(logits / T + Gumbel noise)``; the noise is a hash of (seed, frame, codebook, candidate) and of
+nothing else, so a request draws the same codes alone or in any batch. The hash uses wrapping 32-bit integer arithmetic
+only, which every device computes with the same bits. No generator objects, no host reads, no data-dependent shapes.
 """
 
 from __future__ import annotations

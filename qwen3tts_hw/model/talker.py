@@ -47,11 +47,13 @@ class Talker(nn.Module):
         x = rows[None]
         for layer, pair in zip(self.layers, self._cache, strict=True):
             x = layer(x, cos, sin, LayerCache(pair[0], pair[1]), start)
-        return self.norm(x[0])
+        hidden: Tensor = self.norm(x[0])
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, V] float32`` of codebook 0 from hidden states ``[n, H]``."""
-        return self.head(hidden).float()
+        logits: Tensor = self.head(hidden)
+        return logits.float()
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:

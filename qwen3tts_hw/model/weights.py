@@ -1,7 +1,7 @@
 """From checkpoint names to parameters: the only place that knows both spellings.
 
-A target is a view into a parameter; loading copies one tensor into one view. Whatever is missing, left over or of another
-shape is an error that names it: a model that starts has every weight.
+A target is a view into a parameter; loading copies one tensor into one view. Whatever is missing, left over or of
+another shape is an error that names it: a model that starts has every weight.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-from qwen3tts_hw.config import read_json
 from qwen3tts_hw.errors import CheckpointError
+from qwen3tts_hw.json_section import read_json
 
 # English contractions; letters with one character before them; single digits; punctuation; line breaks; spaces.
 QWEN2_PATTERN = (

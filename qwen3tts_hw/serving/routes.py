@@ -108,11 +108,16 @@ class _Handlers:
         return JSONResponse(await self._get_service(request).stats())
 
     async def get_health(self, request: Request) -> Response:
-        try:
-            return JSONResponse({"status": "ok", **await self._get_service(request).health()})
-        except Exception as error:  # noqa: BLE001  whatever it is, the engine cannot say that it is well
-            unwell = HttpError(503, f"the engine is not healthy: {error}", code="unhealthy")
-            return JSONResponse({"status": "unhealthy", **error_object(unwell)}, status_code=503)
+        return await health_response(self._get_service(request))
+
+
+async def health_response(service: SpeechService) -> JSONResponse:
+    """200 with what the service says of itself, or 503 if it cannot."""
+    try:
+        return JSONResponse({"status": "ok", **await service.health()})
+    except Exception as error:  # noqa: BLE001  whatever it is, the engine cannot say that it is well
+        unwell = HttpError(503, f"the engine is not healthy: {error}", code="unhealthy")
+        return JSONResponse({"status": "unhealthy", **error_object(unwell)}, status_code=503)
 
 
 async def _answer(request: Request, service: SpeechService, body: SpeechBody, wanted: SpeechRequest) -> Response:

@@ -1,7 +1,7 @@
 """The attachment to vLLM: ``register()`` is its ``vllm.general_plugins`` entry point.
 
-vLLM calls it in every process it starts (API server, engine core, workers, model inspection), so it is cheap, may run twice, and
-touches no device. Nothing outside this package imports vLLM.
+vLLM calls it in every process it starts (API server, engine core, workers, model inspection), so it is cheap, may run
+twice, and touches no device. Nothing outside this package imports vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM's per-architecture config hook: what makes plain ``vllm serve MODEL`` enough.
 
-Runs in the process that parses the arguments, before vLLM decides on scheduling, graphs and workers; the result travels to
-all others. Refuses what is not supported with a sentence instead of failing later.
+Runs in the process that parses the arguments, before vLLM decides on scheduling, graphs and workers; the result travels
+to all others. Refuses what is not supported with a sentence instead of failing later.
 """
 
 from __future__ import annotations

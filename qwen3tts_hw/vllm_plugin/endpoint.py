@@ -1,4 +1,7 @@
-"""The routes' attachment to vLLM's API server: ``vllm.endpoint_plugins`` entry point, and what wraps build_app before 0.26."""
+"""The routes' attachment to vLLM's API server: the ``vllm.endpoint_plugins`` entry point.
+
+Before vLLM 0.26, which has no such group, :mod:`qwen3tts_hw.vllm_plugin.registration` calls it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
 from qwen3tts_hw.checkpoint.reader import resolve_directory
 from qwen3tts_hw.config import MODEL_TYPE, ModelConfig
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
-from qwen3tts_hw.serving.routes import create_router
+from qwen3tts_hw.serving.errors import HttpError
+from qwen3tts_hw.serving.routes import create_router, health_response
 from qwen3tts_hw.vllm_plugin.choices import settings_of
 from qwen3tts_hw.vllm_plugin.service import VllmSpeechService
 
@@ -28,19 +32,15 @@ class SpeechEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Phase A: add the routes; the engine does not exist yet."""
-        app.include_router(create_router(_service, served_names=_served_names))
-        app.add_exception_handler(_NotServed, _not_served)
+        app.include_router(create_router(_service, served_names=_served_names, health=False))
+        app.add_api_route("/health", _health, methods=["GET"], response_model=None)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Phase B: build the service if a Qwen3-TTS checkpoint is served."""
-        if engine_client is None or engine_client.model_config.hf_config.model_type != MODEL_TYPE:
+        if not _serves_speech(engine_client):
             return
         setattr(state, _STATE, build_service(engine_client))
         logger.info("speech routes ready: POST /v1/audio/speech, GET /v1/audio/voices")
-
-
-class _NotServed(Exception):  # noqa: N818  # a routing outcome, not an error of ours
-    """The server runs another model than Qwen3-TTS."""
 
 
 def build_service(engine_client: Any) -> VllmSpeechService:
@@ -61,18 +61,33 @@ def _service(request: Request) -> VllmSpeechService:
     service = getattr(state, _STATE, None)
     if service is None:
         client = getattr(state, "engine_client", None)
-        if client is None or client.model_config.hf_config.model_type != MODEL_TYPE:
-            raise _NotServed
+        if not _serves_speech(client):
+            raise HttpError(
+                404, "this server does not run a Qwen3-TTS checkpoint", param="model", code="model_not_found"
+            )
         service = build_service(client)
         setattr(state, _STATE, service)
-    return service  # type: ignore[no-any-return]  # app.state is untyped
+    return service
+
+
+def _serves_speech(engine_client: Any) -> bool:
+    return engine_client is not None and engine_client.model_config.hf_config.model_type == MODEL_TYPE
+
+
+async def _health(request: Request) -> Response:
+    """vLLM's health route; with a speech checkpoint it also says what serves it."""
+    client = getattr(request.app.state, "engine_client", None)
+    if _serves_speech(client):
+        return await health_response(_service(request))
+    try:
+        if client is not None:
+            await client.check_health()
+    except Exception:
+        logger.exception("the engine is not healthy")
+        return Response(status_code=503)
+    return Response(status_code=200)
 
 
 def _served_names(request: Request) -> list[str]:
     models = getattr(request.app.state, "openai_serving_models", None)
     return [path.name for path in models.base_model_paths] if models is not None else []
-
-
-async def _not_served(request: Request, error: Exception) -> JSONResponse:
-    message = "this server does not run a Qwen3-TTS checkpoint"
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "param": "model"}}, 404)

@@ -1,7 +1,7 @@
 """config.json as transformers and vLLM want to see it: a thin shell over the raw dictionary.
 
-Adds what vLLM's engine reads (KV shapes from the talker, plain one-dimensional RoPE) and hides what would mislead it: the three
-mrope axes of the checkpoint are always equal, yet their mention makes vLLM feed three-row positions.
+Adds what vLLM's engine reads (KV shapes from the talker, plain one-dimensional RoPE) and hides what would mislead it:
+the three mrope axes of the checkpoint are always equal, yet their mention makes vLLM feed three-row positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qwen3tts_hw.errors import ConfigError
 _MISLEADING = ("rope_scaling", "rope_parameters", "mrope_section", "sliding_window", "use_sliding_window")
 
 
-class Qwen3TTSTalkerConfig(PretrainedConfig):  # type: ignore[misc]  # transformers is untyped
+class Qwen3TTSTalkerConfig(PretrainedConfig):
     """The talker as a text model: vocabulary of codebook 0, Qwen3 sizes."""
 
     model_type = "qwen3_tts_talker"
@@ -34,7 +34,7 @@ class Qwen3TTSTalkerConfig(PretrainedConfig):  # type: ignore[misc]  # transform
             self.rope_parameters = {"rope_type": "default", "rope_theta": float(theta)}
 
 
-class Qwen3TTSConfig(PretrainedConfig):  # type: ignore[misc]  # transformers is untyped
+class Qwen3TTSConfig(PretrainedConfig):
     """The whole checkpoint; ``get_text_config`` answers with the talker."""
 
     model_type = MODEL_TYPE

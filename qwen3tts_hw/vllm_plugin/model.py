@@ -1,8 +1,8 @@
 """The model class vLLM loads, one for every platform: vLLM's own layers for the talker, ours for everything else.
 
-``forward`` is a look-up and a stack: each row finds its input in the slot table by (slot, position). Frames are made after the
-talker, by the frame step, so that nothing of ours nests in vLLM's graphs. The row-to-slot map and the stack's input live in
-persistent buffers: captured graphs read them at fixed addresses.
+``forward`` is a look-up and a stack: each row finds its input in the slot table by (slot, position). Frames are made
+after the talker, by the frame step, so that nothing of ours nests in vLLM's graphs. The row-to-slot map and the stack's
+input live in persistent buffers: captured graphs read them at fixed addresses.
 """
 
 from __future__ import annotations
@@ -91,19 +91,17 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         rows = self.code_embedder.sum(table.codes[slots, places].to(torch.int64))
         rows = rows + self.text_embedder(table.text[slots, places].to(torch.int64))
         self._inputs[:count] = rows
-        return self.talker(None, positions, None, self._inputs[:count])  # type: ignore[no-any-return]  # vLLM is untyped
+        return self.talker(None, positions, None, self._inputs[:count])
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Logits ``[B, V]`` of codebook 0."""
-        return self.logits_processor(self.codec_head, hidden_states)  # type: ignore[no-any-return]  # as above
+        return self.logits_processor(self.codec_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the main weights from vLLM's loader and the codec's from its folder; every tensor must find its place."""
+        """Load vLLM's main weights and the codec's from its folder; every tensor must find its place."""
         expected = {name for name in main_tensors(self.parts.config) if is_talker_stack(name)}
-        targets = {
-            **embedding_targets(self.text_embedder, self.code_embedder),
-            **predictor_targets(self.code_predictor),
-        }
+        targets = embedding_targets(self.text_embedder, self.code_embedder)
+        targets.update(predictor_targets(self.code_predictor))
         load(self._load_stack(weights, expected), targets)
         if expected:
             raise CheckpointError(f"the checkpoint lacks talker tensors: {', '.join(sorted(expected)[:5])}")

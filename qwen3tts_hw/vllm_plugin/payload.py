@@ -1,7 +1,7 @@
 """How a request travels from the API server to the worker: plain integers and bytes in ``SamplingParams.extra_args``.
 
-Stock routes let clients pass only scalars and flat lists as extra arguments, so this nested form with raw bytes can come only
-from :func:`pack`.
+Stock routes let clients pass only scalars and flat lists as extra arguments, so this nested form with raw bytes can
+come only from :func:`pack`.
 """
 
 from __future__ import annotations

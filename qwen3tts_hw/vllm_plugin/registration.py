@@ -1,4 +1,4 @@
-"""What ``register()`` does: names the architecture to transformers and vLLM and, on vLLM before 0.26, attaches the routes."""
+"""What ``register()`` does: name the architecture to transformers and vLLM, attach the routes before vLLM 0.26."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The mixin over vLLM's V1 model runner: five hooks that map its rows to slots. No step logic lives here.
 
-The hooks have the same meaning from vLLM 0.23 to 0.33 and in vllm-ascend 0.23; where signatures differ, arguments are passed on as
-they come. With asynchronous scheduling the host's tokens are placeholders: nothing here reads them.
+The hooks have the same meaning from vLLM 0.23 to 0.33 and in vllm-ascend 0.23; where signatures differ, arguments are
+passed on as they come. With asynchronous scheduling the host's tokens are placeholders: nothing here reads them.
 """
 
 from __future__ import annotations

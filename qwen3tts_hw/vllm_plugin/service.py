@@ -1,7 +1,7 @@
 """The speech service over vLLM's async engine: one per API-server process.
 
-A request is a prompt of placeholder ids plus our payload; vLLM schedules it and reports only its end, the audio arrives through
-the hub. A stream is over when the worker's last packet and vLLM's final output are both here.
+A request is a prompt of placeholder ids plus our payload; vLLM schedules it and reports only its end, the audio arrives
+through the hub. A stream is over when the worker's last packet and vLLM's final output are both here.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from qwen3tts_hw.vllm_plugin.transport import AudioHub, Inbox
 logger = logging.getLogger(__name__)
 
 _OUTCOMES_KEPT = 1000
+_OUTCOME_CODE_BYTES = 16 << 20  # codes kept with them
 _TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
 
 
@@ -144,6 +145,7 @@ class VllmSpeechService:
         self._engine, self._tokenizer, self._max_rows = engine, tokenizer, max_rows
         self._running: set[VllmSpeechStream] = set()
         self._outcomes: OrderedDict[str, SpeechOutcome] = OrderedDict()
+        self._outcome_bytes = 0
         self._submitted = 0
 
     async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> VllmSpeechStream:
@@ -160,8 +162,8 @@ class VllmSpeechService:
         if room < 1:
             raise RequestError(
                 "input",
-                f"the prompt takes {layout.length} positions of {self._max_rows}; shorten the text or the instructions, "
-                "or start the server with a larger --max-model-len",
+                f"the prompt takes {layout.length} positions of {self._max_rows}; shorten the text or the "
+                "instructions, or start the server with a larger --max-model-len",
             )
         max_frames = min(request.max_frames, room)
         self.hub.start()
@@ -190,8 +192,9 @@ class VllmSpeechService:
     def remember(self, outcome: SpeechOutcome) -> None:
         """Keep an outcome for later questions; the oldest is dropped."""
         self._outcomes[outcome.request_id] = outcome
-        while len(self._outcomes) > _OUTCOMES_KEPT:
-            self._outcomes.popitem(last=False)
+        self._outcome_bytes += len(outcome.codes)
+        while len(self._outcomes) > _OUTCOMES_KEPT or self._outcome_bytes > _OUTCOME_CODE_BYTES:
+            self._outcome_bytes -= len(self._outcomes.popitem(last=False)[1].codes)
 
     def forget(self, stream: VllmSpeechStream) -> None:
         """A stream has been closed."""

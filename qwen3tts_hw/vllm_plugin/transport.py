@@ -1,8 +1,8 @@
 """Audio out of band: from the worker straight to the API-server process that owns the request, over ZMQ.
 
-:class:`AudioOutbox` (worker, PUSH) sends; :class:`AudioHub` (API server, PULL) sorts by key into one bounded queue per request. The
-address and a random key travel with the request, so any number of engines and API servers work together. A client that reads
-too slowly loses its request, never the server's memory.
+:class:`AudioOutbox` (worker, PUSH) sends; :class:`AudioHub` (API server, PULL) sorts by key into one bounded queue per
+request. The address and a random key travel with the request, so any number of engines and API servers work together. A
+client that reads too slowly loses its request, never the server's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMES = ("ipc://", "tcp://")
 
 
 class AudioOutbox:
-    """Sends packets to the hubs their requests came from. ``open`` is called by the engine, ``send`` by the audio thread."""
+    """Sends packets to the hubs their requests came from; ``send`` is called by the audio thread alone."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -114,8 +114,8 @@ class Inbox:
 class AudioHub:
     """Receives audio for all requests of one API-server process. Lives on one event loop.
 
-    ``host`` empty: a Linux abstract ipc address, which leaves no file behind; else ``tcp://host:<free port>`` for workers on other
-    machines.
+    ``host`` empty: a Linux abstract ipc address, which leaves no file behind; else ``tcp://host:<free port>`` for
+    workers on other machines.
     """
 
     def __init__(self, *, host: str = "", limit_bytes: int) -> None:

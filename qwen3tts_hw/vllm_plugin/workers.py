@@ -1,7 +1,7 @@
 """Worker classes: each platform's own worker with the speech runner put over its model runner.
 
-The runner's class is replaced after the platform has built it, so nothing of a platform's ``init_device`` is copied. Worker
-classes are made on demand (module ``__getattr__``): importing this module imports no platform.
+The runner's class is replaced after the platform has built it, so nothing of a platform's ``init_device`` is copied.
+Worker classes are made on demand (module ``__getattr__``): importing this module imports no platform.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class SpeechWorkerMixin:
 
     def qwen3tts_stats(self) -> dict[str, Any]:
         """Counters of this worker, for ``/v1/audio/stats``."""
-        return self.model_runner.speech_stats()  # type: ignore[no-any-return]  # the runner is untyped here
+        return self.model_runner.speech_stats()
 
     def qwen3tts_trace(self, request_id: str) -> bytes:
         """Hidden states of a request's frames, float32 ``[T, H]`` bytes; empty unless the setting ``trace`` is on."""
-        return self.model_runner.speech_trace(request_id)  # type: ignore[no-any-return]  # as above
+        return self.model_runner.speech_trace(request_id)
 
     def shutdown(self) -> None:
         """Flush and close the audio path, then shut the platform worker down."""
@@ -60,7 +60,7 @@ def _base(name: str) -> type:
         from vllm_ascend.worker.worker import NPUWorker as Base
     else:
         raise AttributeError(f"module {_MODULE!r} has no attribute {name!r}")
-    return Base  # type: ignore[no-any-return]  # vLLM is untyped here
+    return Base
 
 
 def __getattr__(name: str) -> type:

@@ -96,12 +96,12 @@ def poisson_times_s(count: int, rate: float, seed: int) -> list[float]:
     return times[:count]
 
 
-async def speak(session: aiohttp.ClientSession, target: Target, request: dict[str, Any], due_s: float) -> Measurement:
+async def speak(client: aiohttp.ClientSession, target: Target, request: dict[str, Any], due_s: float) -> Measurement:
     """Send one request and time its answer; a failure is recorded, not raised."""
     measured = Measurement(due_s, sample_rate_hz=target.sample_rate_hz)
     body = {name: value for name, value in (request | target.fields).items() if value is not None}
     try:
-        async with session.post(f"{target.url}/v1/audio/speech", json=body) as response:
+        async with client.post(f"{target.url}/v1/audio/speech", json=body) as response:
             measured.request_id = response.headers.get("x-request-id")
             measured.finish_reason = response.headers.get("x-finish-reason", "unknown")
             if response.status != 200:
@@ -156,11 +156,11 @@ async def open_loop(
     return list(await asyncio.gather(*(one(request, start_s + after_s) for request, after_s in pairs)))
 
 
-async def add_finish_reasons(session: aiohttp.ClientSession, url: str, measured: Sequence[Measurement]) -> None:
+async def add_finish_reasons(client: aiohttp.ClientSession, url: str, measured: Sequence[Measurement]) -> None:
     """Ask the server how each request ended, where no header said so; it stays "unknown" if the server cannot tell."""
     for one in measured:
         if one.failure is None and one.finish_reason == "unknown" and one.request_id:
-            async with session.get(f"{url}/v1/audio/speech/{one.request_id}") as response:
+            async with client.get(f"{url}/v1/audio/speech/{one.request_id}") as response:
                 if response.status == 200 and response.content_type == "application/json":
                     one.finish_reason = str((await response.json()).get("finish_reason", "unknown"))
 
@@ -197,13 +197,13 @@ async def run(options: argparse.Namespace) -> list[Measurement]:
     """Warm up, run every load, report, and return all measurements."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=options.timeout_s, sock_connect=options.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        target = await _target(session, options)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
+        target = await _target(client, options)
         texts = _texts(options.texts)
         requests = request_set(options.requests, options.seed, texts)
 
         async def speak_one(request: dict[str, Any], due_s: float) -> Measurement:
-            return await speak(session, target, request, due_s)
+            return await speak(client, target, request, due_s)
 
         warmup = request_set(options.warmup, options.seed + 1, texts)
         everything = await closed_loop(speak_one, warmup, max([1, *options.concurrency]))
@@ -217,7 +217,7 @@ async def run(options: argparse.Namespace) -> list[Measurement]:
         for load, start in loads:
             print(f"{load}: {len(requests)} requests ...", file=sys.stderr, flush=True)
             measured = await start()
-            await add_finish_reasons(session, target.url, measured)
+            await add_finish_reasons(client, target.url, measured)
             rows.append(summarise(load, measured))
             everything += measured
     failures = Counter(one.failure for one in everything if one.failure is not None)
@@ -226,11 +226,11 @@ async def run(options: argparse.Namespace) -> list[Measurement]:
     return everything
 
 
-async def _target(session: aiohttp.ClientSession, options: argparse.Namespace) -> Target:
+async def _target(client: aiohttp.ClientSession, options: argparse.Namespace) -> Target:
     url = options.url.rstrip("/").removesuffix("/v1")
     model = options.model
     if model is None:
-        async with session.get(f"{url}/v1/models") as response:
+        async with client.get(f"{url}/v1/models") as response:
             response.raise_for_status()
             model = (await response.json())["data"][0]["id"]
     fields = {"model": model, "voice": options.voice, "response_format": options.format}

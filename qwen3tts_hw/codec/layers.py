@@ -23,7 +23,7 @@ MIN_CLUSTER_USAGE = 1e-5
 # From this width on a convolution runs as one matrix product. Wide layers have few steps per frame, for which the
 # libraries' convolutions are slow on every device measured (for one shape by 70 times, through an FFT); narrow layers
 # have many, for which laying out the windows costs more than it saves.
-MATMUL_MIN_CHANNELS = 512
+MATMUL_MIN_CHANNELS = 384
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

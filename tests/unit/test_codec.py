@@ -210,8 +210,12 @@ def naive_decode(codes: Tensor, w: Weights) -> Tensor:
 # One pass.
 
 
+@pytest.mark.parametrize("matmul_from", [1, 10_000])
 @pytest.mark.parametrize("frames", [1, 2, 40])
-def test_one_pass_equals_the_naive_reference(decoder: CodecDecoder, weights: Weights, frames: int) -> None:
+def test_one_pass_equals_the_naive_reference(
+    decoder: CodecDecoder, weights: Weights, monkeypatch: pytest.MonkeyPatch, frames: int, matmul_from: int
+) -> None:
+    monkeypatch.setattr("qwen3tts_hw.codec.layers.MATMUL_MIN_CHANNELS", matmul_from)
     codes = random_codes(2, frames)
     expected = naive_decode(codes, weights)
     assert expected.std() > 0.01  # neither silent nor clipped, or the comparison would mean little

@@ -7,26 +7,15 @@ decoder and encoder). Knows names and shapes only: no files, no weights, no torc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from qwen3tts_hw.config import DecoderStackConfig, ModelConfig
+from qwen3tts_hw.encoder_config import SpeakerEncoderConfig
 from qwen3tts_hw.errors import ConfigError
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS
 
 Shapes = dict[str, tuple[int, ...]]
-
-SPEAKER_ENCODER_DEFAULTS: Mapping[str, Any] = {
-    "mel_dim": 128,
-    "enc_dim": 1024,
-    "enc_channels": (512, 512, 512, 512, 1536),
-    "enc_kernel_sizes": (5, 3, 3, 3, 1),
-    "enc_dilations": (1, 2, 3, 4, 1),
-    "enc_attention_channels": 128,
-    "enc_res2net_scale": 8,
-    "enc_se_channels": 128,
-}
-"""What the official configuration class assumes; published files give ``enc_dim`` and ``sample_rate`` only."""
 
 UNUSED_CODEC_PATTERNS = tuple(
     re.compile(pattern)
@@ -56,8 +45,8 @@ def main_tensors(config: ModelConfig) -> Shapes:
     _affine(shapes, "talker.text_projection.linear_fc2", width, text_width)
     shapes["talker.codec_head.weight"] = (config.talker_vocab_size, width)
     _code_predictor(shapes, config)
-    if config.variant == "base":
-        _speaker_encoder(shapes, config.raw.get("speaker_encoder_config") or {})
+    if config.speaker_encoder is not None:
+        _speaker_encoder(shapes, config.speaker_encoder)
     return shapes
 
 
@@ -111,27 +100,23 @@ def _code_predictor(shapes: Shapes, config: ModelConfig) -> None:
         _affine(shapes, f"{prefix}small_to_mtp_projection", width, config.talker.hidden_size)
 
 
-def _speaker_encoder(shapes: Shapes, given: Mapping[str, Any]) -> None:
-    sizes = {**SPEAKER_ENCODER_DEFAULTS, **given}
-    channels: Sequence[int] = sizes["enc_channels"]
-    kernels: Sequence[int] = sizes["enc_kernel_sizes"]
-    squeezed, groups = sizes["enc_se_channels"], sizes["enc_res2net_scale"]
+def _speaker_encoder(shapes: Shapes, sizes: SpeakerEncoderConfig) -> None:
+    channels, kernels = sizes.channels, sizes.kernel_sizes
     prefix, pooled = "speaker_encoder.", channels[-1]
-    _affine(shapes, f"{prefix}blocks.0.conv", channels[0], sizes["mel_dim"], kernels[0])
+    _affine(shapes, f"{prefix}blocks.0.conv", channels[0], sizes.num_mels, kernels[0])
     for index in range(1, len(channels) - 1):
         block, width = f"{prefix}blocks.{index}.", channels[index]
+        part = width // sizes.groups
         _affine(shapes, f"{block}tdnn1.conv", width, channels[index - 1], 1)
-        for group in range(groups - 1):
-            _affine(
-                shapes, f"{block}res2net_block.blocks.{group}.conv", width // groups, width // groups, kernels[index]
-            )
+        for group in range(sizes.groups - 1):
+            _affine(shapes, f"{block}res2net_block.blocks.{group}.conv", part, part, kernels[index])
         _affine(shapes, f"{block}tdnn2.conv", width, width, 1)
-        _affine(shapes, f"{block}se_block.conv1", squeezed, width, 1)
-        _affine(shapes, f"{block}se_block.conv2", width, squeezed, 1)
+        _affine(shapes, f"{block}se_block.conv1", sizes.squeeze_channels, width, 1)
+        _affine(shapes, f"{block}se_block.conv2", width, sizes.squeeze_channels, 1)
     _affine(shapes, f"{prefix}mfa.conv", pooled, sum(channels[1:-1]), kernels[-1])
-    _affine(shapes, f"{prefix}asp.tdnn.conv", sizes["enc_attention_channels"], 3 * pooled, 1)
-    _affine(shapes, f"{prefix}asp.conv", pooled, sizes["enc_attention_channels"], 1)
-    _affine(shapes, f"{prefix}fc", sizes["enc_dim"], 2 * pooled, 1)
+    _affine(shapes, f"{prefix}asp.tdnn.conv", sizes.attention_channels, 3 * pooled, 1)
+    _affine(shapes, f"{prefix}asp.conv", pooled, sizes.attention_channels, 1)
+    _affine(shapes, f"{prefix}fc", sizes.embedding_size, 2 * pooled, 1)
 
 
 def _codec_decoder(shapes: Shapes, dec: Mapping[str, Any]) -> None:

@@ -36,8 +36,10 @@ def resolve_directory(model: str | Path, revision: str | None = None) -> Path:
 
     Raises CheckpointError if it is neither, or if the download fails.
     """
+    if model == "":
+        raise CheckpointError("the model's name is empty; a checkpoint directory or a hub id was expected")
     path = Path(model)
-    if path.is_dir() and model != "":
+    if path.is_dir():
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; a checkpoint directory or a hub id was expected")

@@ -228,11 +228,15 @@ class TestResolving:
         with pytest.raises(CheckpointError, match="is a file"):
             resolve_directory(tmp_path / "x")
 
-    @pytest.mark.parametrize("name", ["/no/such/place", "nothing", "a/b/c", "", "owner/na me"])
+    @pytest.mark.parametrize("name", ["/no/such/place", "nothing", "a/b/c", "owner/na me"])
     def test_neither_directory_nor_hub_id(self, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(CheckpointError, match="does not look like a hub id"):
             resolve_directory(name)
+
+    def test_empty_name_is_not_the_current_directory(self):
+        with pytest.raises(CheckpointError, match="name is empty"):
+            resolve_directory("")
 
     def test_hub_id_is_downloaded(self, tmp_path, monkeypatch):
         calls = []

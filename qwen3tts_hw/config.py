@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qwen3tts_hw.encoder_config import (
+    CodecEncoderConfig,
+    SpeakerEncoderConfig,
+    parse_codec_encoder_config,
+    parse_speaker_encoder_config,
+)
 from qwen3tts_hw.errors import ConfigError
 from qwen3tts_hw.json_section import JsonSection, read_json
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, SamplingSpec
@@ -20,6 +26,7 @@ TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
 ARCHITECTURE = "Qwen3TTSForConditionalGeneration"
 MODEL_VARIANTS = ("custom_voice", "voice_design", "base")
 CODEC_SUBFOLDER = "speech_tokenizer"
+_CODEC_FILE = f"{CODEC_SUBFOLDER}/config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ class ModelConfig:
     ``variant`` is one of :data:`MODEL_VARIANTS`; ``size_name`` is "0b6" or "1b7" for published checkpoints.
     ``language_ids`` maps lower-case names, dialects included, to codec ids; ``speaker_ids`` maps lower-case names to
     codec ids; ``speaker_dialects`` maps a speaker to the language key that replaces auto and chinese (spec 4.2).
+    The two encoders of reference audio exist in Base checkpoints only.
     """
 
     variant: str
@@ -110,9 +118,15 @@ class ModelConfig:
     codec: CodecDecoderConfig
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     max_new_frames: int = 8192
-    speaker_embedding_size: int | None = None
+    codec_encoder: CodecEncoderConfig | None = None
+    speaker_encoder: SpeakerEncoderConfig | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     raw_codec: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def speaker_embedding_size(self) -> int | None:
+        """Width of a speaker embedding; None where voices are not cloned."""
+        return None if self.speaker_encoder is None else self.speaker_encoder.embedding_size
 
     @property
     def has_projection(self) -> bool:
@@ -141,7 +155,7 @@ class ModelConfig:
         generation = root / "generation_config.json"
         return cls.from_dicts(
             read_json(root / "config.json"),
-            read_json(root / CODEC_SUBFOLDER / "config.json"),
+            read_json(root / _CODEC_FILE),
             read_json(generation) if generation.is_file() else {},
         )
 
@@ -157,6 +171,7 @@ class ModelConfig:
         variant = top.text("tts_model_type")
         if variant not in MODEL_VARIANTS:
             raise ConfigError(f"config.json: tts_model_type is {variant!r}; supported: {', '.join(MODEL_VARIANTS)}")
+        clones = variant == "base"
         parsed = cls(
             variant=variant,
             size_name=str(config.get("tts_model_size", "")),
@@ -174,7 +189,8 @@ class ModelConfig:
             codec=parse_codec_config(codec),
             sampling=_sampling(generation or {}),
             max_new_frames=int((generation or {}).get("max_new_tokens", 8192)),
-            speaker_embedding_size=_speaker_embedding_size(config, variant),
+            codec_encoder=parse_codec_encoder_config(codec, _CODEC_FILE) if clones else None,
+            speaker_encoder=parse_speaker_encoder_config(config, top.where) if clones else None,
             raw=dict(config),
             raw_codec=dict(codec),
         )
@@ -184,7 +200,7 @@ class ModelConfig:
 
 def parse_codec_config(codec: Mapping[str, Any]) -> CodecDecoderConfig:
     """Parse speech_tokenizer/config.json; raise ConfigError for a codec other than the 12 Hz one."""
-    top = JsonSection(codec, f"{CODEC_SUBFOLDER}/config.json")
+    top = JsonSection(codec, _CODEC_FILE)
     found = top.text("model_type")
     if found != TOKENIZER_TYPE:
         raise ConfigError(f"{top.where}: model_type is {found!r}; only {TOKENIZER_TYPE!r} is supported")
@@ -303,12 +319,6 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
     )
 
 
-def _speaker_embedding_size(config: Mapping[str, Any], variant: str) -> int | None:
-    if variant != "base":
-        return None
-    return JsonSection(config, "config.json").section("speaker_encoder_config").size("enc_dim")
-
-
 def _require(section: JsonSection, key: str, found: int, expected: int) -> None:
     if found != expected:
         raise ConfigError(f"{section.where}: {key} is {found}; the 12 Hz models have {expected}")
@@ -326,6 +336,11 @@ def _check_sizes(config: ModelConfig, talker: JsonSection, predictor: JsonSectio
             )
         if stack.head_dim % 2:
             raise ConfigError(f"{section.where}: head_dim {stack.head_dim} is odd; rotary embedding needs pairs")
+    if config.speaker_embedding_size not in (None, config.talker.hidden_size):
+        raise ConfigError(
+            f"config.json: speaker_encoder_config: enc_dim is {config.speaker_embedding_size}; the embedding becomes a "
+            f"row of the talker, whose hidden_size is {config.talker.hidden_size}"
+        )
     _check_ids(config, talker)
 
 

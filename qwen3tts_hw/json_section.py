@@ -79,3 +79,9 @@ class JsonSection:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self.where}: {key} must be a number, found {value!r}")
         return float(value)
+
+    def require(self, key: str, expected: int | bool | str) -> None:
+        """Refuse a key that is missing or has any other value."""
+        found = self.get(key)
+        if found != expected:
+            raise ConfigError(f"{self.where}: {key} is {found!r}; only {expected!r} is supported")

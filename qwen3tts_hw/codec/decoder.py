@@ -23,7 +23,7 @@ from qwen3tts_hw.codec.layers import (
 )
 from qwen3tts_hw.codec.state import CodecState, StateLayout, StateRows
 from qwen3tts_hw.codec.transformer import CodecTransformer
-from qwen3tts_hw.codec.weights import TensorSlots, load
+from qwen3tts_hw.codec.weights import DecoderSlots, load
 from qwen3tts_hw.config import CodecDecoderConfig
 from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.types import NUM_CODEBOOKS
@@ -75,11 +75,11 @@ class CodecDecoder(nn.Module):
         Names of the encoder half and the decoder's unused input projections are passed over. Raises CheckpointError
         listing every missing, unknown or wrongly shaped decoder tensor.
         """
-        return load(TensorSlots.of(self), tensors)
+        return load(self, tensors)
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the checkpoint tensors that :meth:`load_weights` uses."""
-        return {name: slot.shape for name, slot in TensorSlots.of(self).slots.items()}
+        return DecoderSlots.of(self).shapes
 
     def new_state(self, slots: int) -> CodecState:
         """Allocate the state of ``slots`` streams, all at their start."""

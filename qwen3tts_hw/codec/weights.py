@@ -1,53 +1,38 @@
 """Checkpoint names of the codec decoder and where each tensor goes.
 
-The only place that knows the spellings of ``speech_tokenizer/model.safetensors``. A slot is a shape and a function that
-stores a tensor of that shape, possibly transformed (projected codebooks, exponentials, reordered kernels).
+The only place that knows how ``speech_tokenizer/model.safetensors`` spells the decoder. Codebooks are projected,
+logarithms exponentiated and kernels reordered on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from qwen3tts_hw.checkpoint.inventory import is_unused
+from qwen3tts_hw.checkpoint.slots import TensorSlot, TensorSlots
 from qwen3tts_hw.codec.layers import CausalUpsample, CodebookSum, ConvNeXtBlock, DecoderBlock, ResidualUnit, SnakeBeta
 from qwen3tts_hw.codec.transformer import CodecTransformer, TransformerLayer
-from qwen3tts_hw.errors import CheckpointError
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS
 
 if TYPE_CHECKING:
     from qwen3tts_hw.codec.decoder import CodecDecoder
 
-DECODER_PREFIX = "decoder."
 ENCODER_PREFIX = "encoder."
-UNUSED_NAMES = tuple(f"decoder.quantizer.{group}.input_proj.weight" for group in ("rvq_first", "rvq_rest"))
-_LISTED_PROBLEMS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSlot:
-    """One checkpoint tensor: its shape and what to do with it."""
-
-    shape: tuple[int, ...]
-    store: Callable[[Tensor], object]
-
-
-@dataclass(slots=True)
-class TensorSlots:
-    """All checkpoint tensors of a decoder; ``folds`` run once every one has been stored."""
-
-    slots: dict[str, TensorSlot] = field(default_factory=dict)
-    folds: list[Callable[[], None]] = field(default_factory=list)
+class DecoderSlots(TensorSlots):
+    """All checkpoint tensors of a decoder."""
 
     @classmethod
-    def of(cls, decoder: CodecDecoder) -> TensorSlots:
+    def of(cls, decoder: CodecDecoder) -> DecoderSlots:
         """List the tensors of ``decoder`` under their checkpoint names."""
         slots = cls()
         slots._codebooks(decoder.codebooks, decoder.config.vector_dim)
-        slots._parameters("decoder.pre_conv.conv", decoder.pre_conv.conv)
+        slots.parameters("decoder.pre_conv.conv", decoder.pre_conv.conv)
         slots._transformer("decoder.pre_transformer", decoder.transformer)
         for index, upsample in enumerate(decoder.upsamples):
             assert isinstance(upsample, CausalUpsample)
@@ -55,27 +40,14 @@ class TensorSlots:
         for index, block in enumerate(decoder.upsample_blocks):
             assert isinstance(block, ConvNeXtBlock)
             slots._convnext(f"decoder.upsample.{index}.1", block)
-        slots._parameters("decoder.decoder.0.conv", decoder.entry.conv)
+        slots.parameters("decoder.decoder.0.conv", decoder.entry.conv)
         for index, block in enumerate(decoder.blocks, start=1):
             assert isinstance(block, DecoderBlock)
             slots._block(f"decoder.decoder.{index}.block", block)
         after_blocks = len(decoder.blocks) + 1
         slots._snake(f"decoder.decoder.{after_blocks}", decoder.exit_activation)
-        slots._parameters(f"decoder.decoder.{after_blocks + 1}.conv", decoder.exit.conv)
+        slots.parameters(f"decoder.decoder.{after_blocks + 1}.conv", decoder.exit.conv)
         return slots
-
-    def _tensor(self, name: str, target: Tensor) -> None:
-        self.slots[name] = TensorSlot(tuple(target.shape), target.copy_)
-
-    def _parameters(self, prefix: str, module: nn.Module) -> None:
-        for name, parameter in module.named_parameters():
-            self._tensor(f"{prefix}.{name}", parameter)
-
-    def _parts(self, prefix: str, names: Iterable[str], fused: nn.Linear) -> None:
-        """Split the rows of one matrix among several checkpoint matrices."""
-        names = tuple(names)
-        for name, part in zip(names, fused.weight.chunk(len(names)), strict=True):
-            self._tensor(f"{prefix}.{name}.weight", part)
 
     def _snake(self, prefix: str, snake: SnakeBeta) -> None:
         shape = (snake.frequency.shape[0],)
@@ -90,11 +62,11 @@ class TensorSlots:
         self.slots[f"{prefix}.bias"] = TensorSlot((channels_out,), upsample.store_bias)
 
     def _convnext(self, prefix: str, block: ConvNeXtBlock) -> None:
-        self._tensor(f"{prefix}.gamma", block.scale)
-        self._parameters(f"{prefix}.dwconv.conv", block.depthwise.conv)
-        self._parameters(f"{prefix}.norm", block.norm)
-        self._parameters(f"{prefix}.pwconv1", block.expand)
-        self._parameters(f"{prefix}.pwconv2", block.contract)
+        self.tensor(f"{prefix}.gamma", block.scale)
+        self.parameters(f"{prefix}.dwconv.conv", block.depthwise.conv)
+        self.parameters(f"{prefix}.norm", block.norm)
+        self.parameters(f"{prefix}.pwconv1", block.expand)
+        self.parameters(f"{prefix}.pwconv2", block.contract)
 
     def _block(self, prefix: str, block: DecoderBlock) -> None:
         self._snake(f"{prefix}.0", block.activation)
@@ -102,27 +74,27 @@ class TensorSlots:
         for index, unit in enumerate(block.residuals, start=2):
             assert isinstance(unit, ResidualUnit)
             self._snake(f"{prefix}.{index}.act1", unit.activation)
-            self._parameters(f"{prefix}.{index}.conv1.conv", unit.dilated.conv)
+            self.parameters(f"{prefix}.{index}.conv1.conv", unit.dilated.conv)
             self._snake(f"{prefix}.{index}.act2", unit.pointwise_activation)
-            self._parameters(f"{prefix}.{index}.conv2.conv", unit.pointwise)
+            self.parameters(f"{prefix}.{index}.conv2.conv", unit.pointwise)
 
     def _transformer(self, prefix: str, transformer: CodecTransformer) -> None:
-        self._parameters(f"{prefix}.input_proj", transformer.input)
-        self._parameters(f"{prefix}.norm", transformer.norm)
-        self._parameters(f"{prefix}.output_proj", transformer.output)
+        self.parameters(f"{prefix}.input_proj", transformer.input)
+        self.parameters(f"{prefix}.norm", transformer.norm)
+        self.parameters(f"{prefix}.output_proj", transformer.output)
         for index, layer in enumerate(transformer.layers):
             assert isinstance(layer, TransformerLayer)
             self._layer(f"{prefix}.layers.{index}", layer)
 
     def _layer(self, prefix: str, layer: TransformerLayer) -> None:
-        self._parameters(f"{prefix}.input_layernorm", layer.attention_norm)
-        self._parts(f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj"), layer.attention.qkv)
-        self._parameters(f"{prefix}.self_attn.o_proj", layer.attention.output)
-        self._tensor(f"{prefix}.self_attn_layer_scale.scale", layer.attention_scale)
-        self._parameters(f"{prefix}.post_attention_layernorm", layer.mlp_norm)
-        self._parts(f"{prefix}.mlp", ("gate_proj", "up_proj"), layer.gate_up)
-        self._parameters(f"{prefix}.mlp.down_proj", layer.down)
-        self._tensor(f"{prefix}.mlp_layer_scale.scale", layer.mlp_scale)
+        self.parameters(f"{prefix}.input_layernorm", layer.attention_norm)
+        self.parts(f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj"), layer.attention.qkv)
+        self.parameters(f"{prefix}.self_attn.o_proj", layer.attention.output)
+        self.tensor(f"{prefix}.self_attn_layer_scale.scale", layer.attention_scale)
+        self.parameters(f"{prefix}.post_attention_layernorm", layer.mlp_norm)
+        self.parts(f"{prefix}.mlp", ("gate_proj", "up_proj"), layer.gate_up)
+        self.parameters(f"{prefix}.mlp.down_proj", layer.down)
+        self.tensor(f"{prefix}.mlp_layer_scale.scale", layer.mlp_scale)
 
     def _codebooks(self, codebooks: CodebookSum, vector_dim: int) -> None:
         """Hold the raw tables until their projection is known, then fold them."""
@@ -144,27 +116,10 @@ class TensorSlots:
             self.folds.append(partial(fold, index, book, projection))
 
 
-def load(slots: TensorSlots, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+def load(decoder: CodecDecoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Store every decoder tensor in its slot and return the names used; raise CheckpointError with all problems."""
-    used: set[str] = set()
-    problems: list[str] = []
-    for name, tensor in tensors:
-        if name.startswith(ENCODER_PREFIX) or name in UNUSED_NAMES:
-            continue
-        slot = slots.slots.get(name)
-        if slot is None:
-            problems.append(f"unknown tensor {name}")
-            continue
-        used.add(name)
-        if tuple(tensor.shape) != slot.shape:
-            problems.append(f"{name} has shape {list(tensor.shape)}, expected {list(slot.shape)}")
-            continue
-        slot.store(tensor)
-    problems += [f"missing tensor {name}" for name in slots.slots if name not in used]
-    if problems:
-        listed = "; ".join(problems[:_LISTED_PROBLEMS])
-        more = f"; and {len(problems) - _LISTED_PROBLEMS} more" if len(problems) > _LISTED_PROBLEMS else ""
-        raise CheckpointError(f"codec decoder weights do not match the configuration: {listed}{more}")
-    for fold in slots.folds:
-        fold()
-    return used
+    return DecoderSlots.of(decoder).load(
+        tensors,
+        what="codec decoder",
+        skip=lambda name: name.startswith(ENCODER_PREFIX) or is_unused(name),
+    )

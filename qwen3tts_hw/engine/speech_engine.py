@@ -53,6 +53,10 @@ class SpeechEngine:
         """Number of requests that hold a slot."""
         return len(self._slots)
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a request has a slot."""
+        return request_id in self._slots
+
     def admit(self, request_id: str, admission: Admission | None, *, with_codes: bool = False) -> int:
         """Give a request a slot. ``admission`` None is a request without speech: it will end at once."""
         slot = self.table.take()

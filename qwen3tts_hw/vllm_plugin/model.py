@@ -67,6 +67,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
             config.talker_vocab_size, config.talker.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
         )
         self.logits_processor = LogitsProcessor(config.talker_vocab_size)
+        self.sampled_hidden: Tensor | None = None
         self.table = SlotTable(scheduler.max_num_seqs, vllm_config.model_config.max_model_len, device)
         sizes = vllm_config.compilation_config.cudagraph_capture_sizes or [0]
         rows = max(scheduler.max_num_batched_tokens, *sizes, scheduler.max_num_seqs)
@@ -93,8 +94,15 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         self._inputs[:count] = rows
         return self.talker(None, positions, None, self._inputs[:count])
 
+    def get_model_state_cls(self) -> type:
+        """The model state for Model Runner V2."""
+        from qwen3tts_hw.vllm_plugin.model_state import SpeechModelState
+
+        return SpeechModelState
+
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits ``[B, V]`` of codebook 0."""
+        """Logits ``[B, V]`` of codebook 0; the rows' hidden states are kept for the frame step that follows."""
+        self.sampled_hidden = hidden_states
         return self.logits_processor(self.codec_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from qwen3tts_hw.vllm_plugin.driver import SpeechDriver
 from qwen3tts_hw.vllm_plugin.runner import SpeechRunnerMixin
 
 _MODULE = "qwen3tts_hw.vllm_plugin.workers"
@@ -17,38 +18,49 @@ class SpeechWorkerMixin:
     """Hooks around a platform worker: swap the runner, build the speech parts, answer questions, shut down."""
 
     model_runner: Any
+    _speech: SpeechDriver | None = None
 
     def init_device(self) -> None:
         """Let the platform build its runner, then give it the speech hooks."""
         super().init_device()  # type: ignore[misc]  # the platform worker follows in the MRO
         base = type(self.model_runner)
-        self.model_runner.__class__ = type(f"Speech{base.__name__}", (SpeechRunnerMixin, base), {})
+        mixin = _runner_mixin(v2=getattr(self, "use_v2_model_runner", False))
+        self.model_runner.__class__ = type(f"Speech{base.__name__}", (mixin, base), {})
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the weights, then allocate slots, codec state and the audio path."""
         super().load_model(*args, **kwargs)  # type: ignore[misc]  # the platform worker follows in the MRO
-        self.model_runner.build_speech()
+        self._speech = self.model_runner.build_speech()
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Let the platform compile and capture, then capture the frame step."""
-        result = super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
-        self.model_runner.capture_speech()
-        return result
+        """Capture the frame step, then let the platform compile, capture and warm up with it."""
+        if self._speech is not None:
+            self._speech.capture()
+        return super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
 
     def qwen3tts_stats(self) -> dict[str, Any]:
         """Counters of this worker, for ``/v1/audio/stats``."""
-        return self.model_runner.speech_stats()
+        return {} if self._speech is None else self._speech.stats()
 
     def qwen3tts_trace(self, request_id: str) -> bytes:
         """Hidden states of a request's frames, float32 ``[T, H]`` bytes; empty unless the setting ``trace`` is on."""
-        return self.model_runner.speech_trace(request_id)
+        return b"" if self._speech is None else self._speech.engine.trace(request_id)
 
     def shutdown(self) -> None:
         """Flush and close the audio path, then shut the platform worker down."""
-        runner = getattr(self, "model_runner", None)
-        if isinstance(runner, SpeechRunnerMixin):
-            runner.close_speech()
+        driver, self._speech = self._speech, None
+        if driver is not None:
+            driver.close()
         super().shutdown()  # type: ignore[misc]  # the platform worker follows in the MRO
+
+
+def _runner_mixin(*, v2: bool) -> type:
+    """The hooks for vLLM's runner generation; V2's need vLLM 0.24 or later and are imported only where it is used."""
+    if not v2:
+        return SpeechRunnerMixin
+    from qwen3tts_hw.vllm_plugin.model_state import SpeechRunnerV2Mixin
+
+    return SpeechRunnerV2Mixin
 
 
 def _base(name: str) -> type:

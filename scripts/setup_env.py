@@ -100,20 +100,24 @@ class Installer:
         raise SetupError("\n".join([f"{title}: pip failed {ATTEMPTS} times; the end of {self.log}:", *tail]))
 
     def _follow(self, command: list[str], started: float) -> int:
-        shown, count = time.monotonic(), 0
-        with (
-            self.log.open("a") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process,
-        ):
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                count += line.startswith(("Collecting", "Requirement already"))
-                if time.monotonic() - shown > 10:
-                    shown = time.monotonic()
-                    what = line.strip()[:70] if not line.startswith("WARNING") else ""
-                    say(f"  {shown - started:4.0f} s, {count} packages looked at  {what}")
-        return process.returncode
+        """Run the command into the log and print a line every ten seconds; return its exit status."""
+        with self.log.open("a") as log:
+            beginning = log.tell()
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+            while True:
+                try:
+                    return process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    say(f"  {time.monotonic() - started:4.0f} s  {self._doing(beginning)}")
+
+    def _doing(self, beginning: int) -> str:
+        """What pip is at, in words, from the part of the log that it has written so far."""
+        with self.log.open(errors="replace") as log:
+            log.seek(beginning)
+            text = log.read()
+        if "Installing collected packages" in text:
+            return "unpacking"
+        return f"{len(re.findall('^Collecting ', text, re.MULTILINE))} packages found"
 
     def site_packages(self) -> Path:
         """The folder that packages are installed into."""

@@ -1,4 +1,4 @@
-"""Fixtures of the parity tests: the checkpoint of a golden case, written once per session."""
+"""Fixtures of the parity tests: the checkpoint of a golden case, written once per test run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,463 @@
+// The operator layer: the device kernels that torch_npu registered are replaced by one boxed kernel, which views the
+// device's memory as CPU tensors and calls the same operator there. The CPU kernel is the reference; operators of
+// torch_npu itself get theirs from the Python files beside. While a stream captures, or its work is deferred, the call
+// is recorded as a closure over raw addresses, its result shapes are found with harmless stand-ins, and nothing runs.
+//
+// Strict: an operator without a reference kernel fails with its name, and so does everything that a rule forbids.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/TensorConversions.h>
+#include <ATen/ops/_to_copy_native.h>
+#include <torch/library.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "emulator.h"
+#include "torch_npu/csrc/core/npu/NPUStream.h"
+
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using c10::OperatorHandle;
+using emulator::Mode;
+using torch::jit::Stack;
+
+struct Rule {
+  bool waits_for_device = false;  // the result's value or shape must reach the host
+  bool never_captured = false;
+  uint64_t dtypes = 0;  // bit per at::ScalarType allowed in device arguments, 0 = the default set
+  std::string reason;
+};
+
+std::map<std::string, Rule> rules;
+thread_local int shape_passes = 0;  // > 0 while an operator runs on stand-ins for its shapes alone
+
+constexpr uint64_t bit(at::ScalarType type) { return uint64_t{1} << static_cast<int>(type); }
+const uint64_t kDefaultDtypes = ~bit(at::kDouble);
+
+void* current_stream() { return c10_npu::getCurrentNPUStream().stream(false); }
+bool on_device(const Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::PrivateUse1; }
+
+std::string full_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+Tensor host_view(const Tensor& t) {
+  const auto options = at::TensorOptions().dtype(t.dtype()).device(at::kCPU);
+  if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), options);
+  return at::from_blob(const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides(), options);
+}
+
+// A tensor of the same geometry whose contents are valid as an index, a probability and a divisor.
+Tensor stand_in(const Tensor& t) {
+  const auto options = at::TensorOptions().dtype(t.dtype()).device(at::kCPU);
+  Tensor copy = at::empty_strided(t.sizes(), t.strides(), options);
+  return at::isFloatingType(t.scalar_type()) ? copy.fill_(1) : copy.zero_();
+}
+
+at::Generator host_generator(const at::Generator& generator) {
+  static std::mutex mutex;
+  static std::map<void*, at::Generator> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto* key = static_cast<void*>(generator.unsafeGetGeneratorImpl());
+  auto found = known.find(key);
+  if (found == known.end()) {
+    found = known.emplace(key, at::detail::createCPUGenerator(generator.current_seed())).first;
+  }
+  return found->second;
+}
+
+struct Pair {
+  Tensor device, host;
+};
+
+// Replace device tensors, the device and its generators in a value by their counterparts on the host.
+IValue to_host(const IValue& value, std::vector<Pair>& pairs, Tensor (*view)(const Tensor&)) {
+  if (value.isTensor()) {
+    const Tensor tensor = value.toTensor();
+    if (!on_device(tensor)) return value;
+    pairs.push_back({tensor, view(tensor)});
+    return pairs.back().host;
+  }
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& tensor : value.toTensorList()) list.push_back(to_host(tensor, pairs, view).toTensor());
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) {
+      list.push_back(tensor ? std::optional<Tensor>(to_host(*tensor, pairs, view).toTensor()) : std::nullopt);
+    }
+    return list;
+  }
+  if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) return c10::Device(at::kCPU);
+  if (value.isGenerator() && value.toGenerator().defined() &&
+      value.toGenerator().device().type() == c10::DeviceType::PrivateUse1) {
+    return host_generator(value.toGenerator());
+  }
+  return value;
+}
+
+void for_each_tensor(const IValue& value, const std::function<void(const Tensor&)>& visit) {
+  if (value.isTensor()) visit(value.toTensor());
+  if (value.isTensorList()) {
+    for (const Tensor& tensor : value.toTensorList()) visit(tensor);
+  }
+  if (value.isOptionalTensorList()) {
+    for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) {
+      if (tensor) visit(*tensor);
+    }
+  }
+}
+
+// Wait for the current stream, as a kernel does that hands a value to the host.
+void wait_for_stream(const std::string& name, Mode mode) {
+  TORCH_CHECK(mode != Mode::kCapture, "[ascend emulator] ", name,
+              " makes the host wait for the device while the stream is capturing (on a device: error 107027/107030)");
+  TORCH_CHECK(emulator::synchronize(current_stream(), name.c_str()) == 0, "[ascend emulator] ", name, ": stream failed");
+}
+
+void check_arguments(const std::string& name, const Rule& rule, const std::vector<IValue>& arguments, Mode mode) {
+  TORCH_CHECK(!(rule.never_captured && mode == Mode::kCapture), "[ascend emulator] ", name,
+              " cannot be captured: ", rule.reason);
+  const uint64_t allowed = rule.dtypes ? rule.dtypes : kDefaultDtypes;
+  const bool is_aten = name.rfind("aten::", 0) == 0;
+  for (const IValue& argument : arguments) {
+    for_each_tensor(argument, [&](const Tensor& tensor) {
+      if (!tensor.defined()) return;
+      if (on_device(tensor)) {
+        TORCH_CHECK(allowed & bit(tensor.scalar_type()), "[ascend emulator] ", name, " does not take ",
+                    tensor.scalar_type(), " on this device", rule.reason.empty() ? "" : ": ", rule.reason);
+      } else {
+        TORCH_CHECK(!is_aten || tensor.dim() == 0, "[ascend emulator] ", name, " got a host tensor of shape ",
+                    tensor.sizes(), " beside device tensors");
+      }
+    });
+  }
+  if (mode == Mode::kCapture && (name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index_put", 0) == 0)) {
+    for (const IValue& argument : arguments) {
+      if (!argument.isOptionalTensorList()) continue;
+      for_each_tensor(argument, [&](const Tensor& tensor) {
+        TORCH_CHECK(!tensor.defined() || (tensor.scalar_type() != at::kBool && tensor.scalar_type() != at::kByte),
+                    "[ascend emulator] ", name,
+                    ": a boolean mask as an index has a result of unknown size and cannot be captured");
+      });
+    }
+  }
+}
+
+// One call on its way through the layer.
+class Call {
+ public:
+  Call(const OperatorHandle& op, std::vector<IValue> arguments)
+      : op_(op), schema_(op.schema()), name_(full_name(op.operator_name())), in_(std::move(arguments)) {}
+
+  void run(Stack* stack) {
+    static const Rule no_rule;
+    const auto found = rules.find(name_);
+    const Rule& rule = found == rules.end() ? no_rule : found->second;
+    void* stream = current_stream();
+    const Mode mode = emulator::mode_of(stream);
+    check_arguments(name_, rule, in_, mode);
+    emulator::count((mode == Mode::kCapture ? "captured " : mode == Mode::kUpdate ? "updated " : "eager ") + name_);
+    if (rule.waits_for_device) wait_for_stream(name_, mode);
+    recorded_ = !rule.waits_for_device && emulator::defers(stream);
+    for (const IValue& value : in_) arguments_.push_back(to_host(value, pairs_, host_view));
+    Stack results = recorded_ ? shapes() : execute();
+    for (size_t i = 0; i < results.size(); ++i) stack->push_back(to_device(results[i], i));
+    if (recorded_) submit(stream);
+  }
+
+ private:
+  // Run on the device's memory, now.
+  Stack execute() {
+    find_empty_results();
+    Stack stack(arguments_.begin(), arguments_.end());
+    op_.callBoxed(stack);
+    for (size_t position : empty_results_) {
+      const Tensor host = arguments_[position].toTensor();
+      Tensor device = in_[position].toTensor();
+      device.resize_(host.sizes());
+      host_view(device).copy_(host);
+    }
+    return stack;
+  }
+
+  // Run on stand-ins to learn what the results look like.
+  Stack shapes() {
+    std::vector<IValue> values;
+    for (const IValue& value : in_) values.push_back(to_host(value, stand_ins_, stand_in));
+    find_empty_results();
+    for (size_t position : empty_results_) values[position] = at::empty({0}, arguments_[position].toTensor().options());
+    Stack stack(values.begin(), values.end());
+    ++shape_passes;
+    try {
+      op_.callBoxed(stack);
+    } catch (...) {
+      --shape_passes;
+      throw;
+    }
+    --shape_passes;
+    for (size_t position : empty_results_) {
+      Tensor device = in_[position].toTensor();
+      device.resize_(values[position].toTensor().sizes());
+      arguments_[position] = host_view(device);
+    }
+    return stack;
+  }
+
+  // out= tensors without elements are sized by the operator.
+  void find_empty_results() {
+    for (size_t i = 0; i < in_.size(); ++i) {
+      if (!schema_.arguments()[i].is_out() || !in_[i].isTensor()) continue;
+      const Tensor tensor = in_[i].toTensor();
+      if (!on_device(tensor) || tensor.numel() != 0) continue;
+      arguments_[i] = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
+      empty_results_.push_back(i);
+    }
+  }
+
+  IValue to_device(const IValue& value, size_t index) {
+    if (value.isTensor()) return to_device(value.toTensor(), index);
+    if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorList()) list.push_back(to_device(tensor, index));
+      return list;
+    }
+    return value;
+  }
+
+  Tensor to_device(const Tensor& result, size_t index) {
+    if (!result.defined()) return written(Tensor(), result);
+    if (schema_.returns().size() == 1 && empty_results_.size() == 1) {
+      return written(Tensor(), in_[empty_results_[0]].toTensor());
+    }
+    const auto* alias = index < schema_.returns().size() ? schema_.returns()[index].alias_info() : nullptr;
+    if (alias && alias->isWrite()) {
+      for (size_t i = 0; i < in_.size(); ++i) {
+        const auto* info = schema_.arguments()[i].alias_info();
+        if (info && info->isWrite() && info->beforeSets() == alias->beforeSets() && in_[i].isTensor()) {
+          return written(Tensor(), in_[i].toTensor());
+        }
+      }
+    }
+    const void* memory = result.storage().data();
+    for (const Pair& pair : recorded_ ? stand_ins_ : pairs_) {
+      if (!memory || !pair.host.numel() || memory != pair.host.storage().data()) continue;
+      if (result.sizes() == pair.device.sizes() && result.strides() == pair.device.strides() &&
+          result.storage_offset() == 0) {
+        return written(Tensor(), pair.device);
+      }
+      const auto offset = pair.device.storage_offset() + result.storage_offset();
+      return written(Tensor(), pair.device.as_strided(result.sizes(), result.strides(), offset));
+    }
+    const c10::Device device(c10::DeviceType::PrivateUse1, c10_npu::getCurrentNPUStream().device_index());
+    Tensor fresh = at::empty_strided(result.sizes(), result.strides(), result.options().device(device).pinned_memory(false));
+    if (!recorded_ && fresh.numel()) host_view(fresh).copy_(result);
+    return written(host_view(fresh), fresh);
+  }
+
+  // Remember where a result's value must go when the recorded call runs; undefined = it is written in place.
+  Tensor written(const Tensor& host, const Tensor& device) {
+    targets_.push_back(host);
+    return device;
+  }
+
+  void submit(void* stream) {
+    auto run = [op = op_, name = name_, arguments = arguments_, targets = targets_] {
+      c10::InferenceMode inference(true);
+      Stack stack(arguments.begin(), arguments.end());
+      try {
+        op.callBoxed(stack);
+        size_t position = 0;
+        for (const IValue& value : stack) {
+          for_each_tensor(value, [&](const Tensor& tensor) {
+            if (position < targets.size() && targets[position].defined() && targets[position].numel()) {
+              targets[position].copy_(tensor);
+            }
+            ++position;
+          });
+        }
+      } catch (const std::exception& error) {
+        emulator::report("recorded " + name + " failed: " + error.what());
+        std::abort();  // a device cannot throw either: there, the stream is dead
+      }
+    };
+    TORCH_CHECK(emulator::submit(stream, name_, run) == 0, "[ascend emulator] ", name_, " could not be queued");
+  }
+
+  const OperatorHandle& op_;
+  const c10::FunctionSchema& schema_;
+  const std::string name_;
+  const std::vector<IValue> in_;
+  std::vector<IValue> arguments_;  // the same on the host
+  std::vector<Pair> pairs_, stand_ins_;
+  std::vector<size_t> empty_results_;
+  std::vector<Tensor> targets_;
+  bool recorded_ = false;
+};
+
+void any_operator(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  std::vector<IValue> arguments(stack->end() - count, stack->end());
+  torch::jit::drop(*stack, count);
+  Call(op, std::move(arguments)).run(stack);
+}
+
+void without_reference(const OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK(false, "[ascend emulator] ", full_name(op.operator_name()), " has no reference kernel in the emulator");
+}
+
+void without_kernel(const OperatorHandle& op, c10::DispatchKeySet, Stack*) {
+  TORCH_CHECK(false, "[ascend emulator] ", full_name(op.operator_name()),
+              " has no kernel for this device; torch_npu would copy its arguments to the host and compute there");
+}
+
+// Copies between host and device wait for the stream unless the host side is pinned and the caller does not block.
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  void* stream = current_stream();
+  const Mode mode = emulator::mode_of(stream);
+  const bool to_host = !on_device(self), from_host = !on_device(source);
+  const char* name = to_host ? "copy device to host" : from_host ? "copy host to device" : "copy on device";
+  emulator::count((mode == Mode::kCapture ? "captured " : "eager ") + std::string(name));
+  bool waits = false;
+  if (to_host || from_host) {
+    const Tensor& host = to_host ? self : source;
+    waits = !non_blocking || !host.is_pinned();
+    emulator::count(to_host ? "copies_device_to_host" : "copies_host_to_device");
+    if (waits) wait_for_stream(std::string(name) + (host.is_pinned() ? "" : " (pageable memory)"), mode);
+  }
+  const Tensor target = to_host ? self : host_view(self);
+  const Tensor value = from_host ? source : host_view(source);
+  if (waits || !emulator::defers(stream)) {
+    target.copy_(value);
+  } else {
+    TORCH_CHECK(emulator::submit(stream, name, [target, value] { c10::InferenceMode mode(true); target.copy_(value); }) == 0);
+  }
+  return self;
+}
+
+at::Scalar read_scalar(const Tensor& self) {
+  wait_for_stream("aten::_local_scalar_dense", emulator::mode_of(current_stream()));
+  emulator::count("eager aten::_local_scalar_dense");
+  return host_view(self).item();
+}
+
+Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+               std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+               std::optional<at::MemoryFormat> format) {
+  return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+}
+
+// Fresh memory is poisoned also when the allocator hands a used block out again, and at every replay of a graph in which
+// it was allocated: whoever reads before writing sees NaN or -1.
+void poison(const Tensor& t) {
+  const size_t bytes = t.storage().nbytes();
+  if (bytes == 0) return;
+  void* memory = const_cast<void*>(t.storage().data());
+  TORCH_CHECK(emulator::submit(current_stream(), "poison", [=] { std::memset(memory, 0xFF, bytes); }) == 0);
+}
+
+Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+             std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat>) {
+  constexpr int64_t kPlainFormat = 2;
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("npu::empty_with_format", "");
+  Stack stack{size, dtype, layout, device, pin_memory, kPlainFormat};
+  while (stack.size() < op.schema().arguments().size()) {
+    stack.push_back(*op.schema().arguments()[stack.size()].default_value());
+  }
+  op.callBoxed(stack);
+  Tensor result = stack[0].toTensor();
+  poison(result);
+  return result;
+}
+
+Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  int64_t last = 0;
+  for (size_t i = 0; i < size.size(); ++i) last = size[i] == 0 || last < 0 ? -1 : last + (size[i] - 1) * stride[i];
+  Tensor result = empty({last + 1}, dtype, layout, device, pin_memory, std::nullopt);
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return result;
+}
+
+// Kernels of torch_npu that stay: they handle geometry and memory, not values.
+const std::set<std::string> kKept = {
+    "aten::scaled_dot_product_attention", "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::view.dtype", "aten::resize_", "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset", "aten::set_", "aten::set_.source_Tensor", "aten::alias",
+    "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::is_set_to", "aten::unfold",
+    "aten::_has_compatible_shallow_copy_type", "npu::get_npu_format", "npu::npu_format_cast", "npu::npu_format_cast_",
+    "npu::_npu_format_cast", "npu::copy_memory_", "npu::get_storage_size", "npu::unsafe_empty_with_format",
+    "npu::empty_with_format", "npu::empty_with_swapped_memory", "npu::npu_prefetch",
+    // and these have a kernel of their own here
+    "aten::copy_", "aten::_local_scalar_dense", "aten::_to_copy", "aten::empty.memory_format", "aten::empty_strided"};
+
+bool computes_on_host(const OperatorHandle& op) {
+  for (auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CompositeImplicitAutograd,
+                   c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    if (op.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
+bool is_composite(const OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+torch::Library& library(const std::string& space) {
+  static std::map<std::string, std::unique_ptr<torch::Library>> libraries;
+  auto& entry = libraries[space];
+  if (!entry) {
+    entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  }
+  return *entry;
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Put the layer over all device kernels that exist by now; returns how many. Call again when a library adds operators.
+EXPORT long ascend_emulator_install() {
+  static std::set<std::string> done;
+  if (done.empty()) {
+    library("aten").impl("copy_", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(copy)));
+    library("aten").impl("_local_scalar_dense", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(read_scalar)));
+    library("aten").impl("_to_copy", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(to_copy)));
+    library("aten").impl("empty.memory_format", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(empty)));
+    library("aten").impl("empty_strided", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(empty_strided)));
+  }
+  long replaced = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const std::string full = full_name(name), space = full.substr(0, full.find("::"));
+    if (space != "aten" && space != "npu" && space != "atb" && space != "_C_ascend") continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || !op->hasSchema() || kKept.count(full)) continue;
+    const std::string local = full.substr(space.size() + 2);
+    const bool has_kernel = op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
+    if (!has_kernel && (space != "aten" || is_composite(*op) || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))) continue;
+    if (!done.insert(full).second) continue;
+    auto function = !has_kernel            ? torch::CppFunction::makeFromBoxedFunction<&without_kernel>()
+                    : computes_on_host(*op) ? torch::CppFunction::makeFromBoxedFunction<&any_operator>()
+                                            : torch::CppFunction::makeFromBoxedFunction<&without_reference>();
+    library(space).impl(local.c_str(), std::move(function));
+    ++replaced;
+  }
+  return replaced;
+}
+
+EXPORT void ascend_emulator_add_rule(const char* name, int waits, int never_captured, uint64_t dtypes, const char* reason) {
+  rules[name] = Rule{waits != 0, never_captured != 0, dtypes, reason};
+}
+
+// Whether a reference kernel is being run for its result shapes alone; it must not judge contents then.
+EXPORT int ascend_emulator_shape_pass() { return shape_passes; }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from qwen3tts_hw.codec.layers import wide
+from qwen3tts_hw.codec.rotary import rotate, rotation
 from qwen3tts_hw.codec.state import StateLayout, StateRows
 from qwen3tts_hw.config import CodecDecoderConfig
 
@@ -43,16 +44,13 @@ class Positions:
 
 def positions_of(start: Tensor, frames: int, config: CodecDecoderConfig, dtype: torch.dtype) -> Positions:
     """Lay out ``frames`` new positions after ``start`` ``[R] int64``; angles are float32, exact up to 2**24 frames."""
-    pairs = torch.arange(0, config.head_dim, 2, device=start.device, dtype=torch.float32)
-    inverse_frequencies = 1.0 / config.rope_theta ** (pairs / config.head_dim)
     absolute = start[:, None] + torch.arange(frames, device=start.device)  # [R, F]
-    angles = absolute.float()[:, None, :, None] * inverse_frequencies  # [R, 1, F, D / 2]
-    angles = torch.cat((angles, angles), -1)
+    cosine, sine = rotation(absolute[:, None], config.head_dim, config.rope_theta, dtype)  # [R, 1, F, D]
     firsts = range(0, frames, QUERY_BLOCK_FRAMES)
     blocks = tuple(
         _query_block(start, at, min(at + QUERY_BLOCK_FRAMES, frames), config.sliding_window) for at in firsts
     )
-    return Positions(angles.cos().to(dtype), angles.sin().to(dtype), blocks)
+    return Positions(cosine, sine, blocks)
 
 
 def _query_block(start: Tensor, first: int, stop: int, window: int) -> QueryBlock:
@@ -93,7 +91,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, rows: StateRows, positions: Positions) -> Tensor:
         qkv: Tensor = self.qkv(x)
         qkv = qkv.view(*x.shape[:2], 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)  # [3, R, H, F, D]
-        query, key = _rotate(qkv[:2], positions).unbind(0)
+        query, key = rotate(qkv[:2], positions.cosine, positions.sine).unbind(0)
         joined = rows.extend(self.past, torch.stack((key, qkv[2]), 1), dim=3)  # [R, 2, H, window - 1 + F, D]
         parts = [self._attend(query, joined, block) for block in positions.blocks]
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
@@ -106,12 +104,6 @@ class WindowAttention(nn.Module):
         weights = scores.masked_fill(block.hidden, float("-inf")).softmax(-1, dtype=wide(scores.dtype))
         mixed: Tensor = weights.to(value.dtype) @ value
         return mixed
-
-
-def _rotate(x: Tensor, positions: Positions) -> Tensor:
-    """Rotate ``[..., R, H, F, D]`` by position; the first and second half of D form the pairs."""
-    first, second = x.chunk(2, -1)
-    return x * positions.cosine + torch.cat((-second, first), -1) * positions.sine
 
 
 class TransformerLayer(nn.Module):

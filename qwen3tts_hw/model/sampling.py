@@ -40,12 +40,21 @@ class SamplingRows:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Hash int32 values bijectively; shifts are made logical by masking the sign extension away."""
-    x = x ^ ((x >> 16) & 0xFFFF)
+    """Hash int32 values bijectively."""
+    x = x ^ _upper_bits(x, 16)
     x = x * _MIX_A
-    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x ^ _upper_bits(x, 15)
     x = x * _MIX_B
-    return x ^ ((x >> 16) & 0xFFFF)
+    return x ^ _upper_bits(x, 16)
+
+
+def _upper_bits(x: Tensor, drop: int) -> Tensor:
+    """Shift int32 values right by ``drop`` bits, filling with zeros, without a shift operator.
+
+    Ascend runs shifts on its host-side processor and copies their operand from the host, which cannot be captured. The
+    bits to be dropped are cleared first, so the division is exact even where it is computed in float32 or truncates.
+    """
+    return ((x & -(1 << drop)) // (1 << drop)) & (_MASK_32 >> drop)
 
 
 def frame_key(seed_low: Tensor, seed_high: Tensor, frame: Tensor) -> Tensor:
@@ -62,7 +71,7 @@ def gumbel_noise(key: Tensor, codebook: int, candidates: Tensor) -> Tensor:
     """
     row = mix(key + _signed(codebook * _CODEBOOK_STEP))
     bits = mix(row[:, None] + candidates[None, :] * _GOLDEN)
-    uniform = (((bits >> 9) & 0x7FFFFF).float() + 0.5) * (2.0**-23)
+    uniform = (_upper_bits(bits, 9).float() + 0.5) * (2.0**-23)
     return -torch.log(-torch.log(uniform))
 
 

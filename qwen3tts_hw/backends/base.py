@@ -125,7 +125,7 @@ class Backend(ABC):
             "default_dtype": str(self.default_dtype).removeprefix("torch."),
             "total_bytes": self.total_bytes(),
             "free_bytes": self.free_bytes(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),  # a TorchVersion, which message encoders refuse
             "capabilities": dataclasses.asdict(self.capabilities),
             **self.device_facts(),
         }

@@ -6,7 +6,6 @@ The only place that chooses implementations for a vLLM worker; everything below 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ class SpeechParts:
 
     settings: Settings
     config: ModelConfig
-    directory: Path
     dtype: torch.dtype
     backend: Backend
     attention_name: str
@@ -47,7 +45,7 @@ class SpeechParts:
 def build_parts(vllm_config: Any) -> SpeechParts:
     """Build all modules of ours, without weights, on vLLM's device and in its dtype."""
     settings = settings_of(vllm_config)
-    directory = Path(resolve_directory(vllm_config.model_config.model, vllm_config.model_config.revision))
+    directory = resolve_directory(vllm_config.model_config.model, vllm_config.model_config.revision)
     config = ModelConfig.from_directory(directory)
     device = torch.device(vllm_config.device_config.device)
     backend = backends.resolve(device.type)
@@ -60,7 +58,6 @@ def build_parts(vllm_config: Any) -> SpeechParts:
     return SpeechParts(
         settings=settings,
         config=config,
-        directory=directory,
         dtype=dtype,
         backend=backend,
         attention_name=attention.name,

@@ -21,7 +21,7 @@ from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
 from vllm.model_executor.models.utils import PPMissingLayer, maybe_prefix
 
 from qwen3tts_hw.checkpoint.inventory import main_tensors
-from qwen3tts_hw.checkpoint.reader import open_checkpoint
+from qwen3tts_hw.checkpoint.reader import open_checkpoint, resolve_directory
 from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.errors import CheckpointError
 from qwen3tts_hw.model.weights import embedding_targets, is_talker_stack, load, predictor_targets
@@ -59,9 +59,10 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         super().__init__()
         scheduler, device = vllm_config.scheduler_config, torch.device(vllm_config.device_config.device)
         self.parts: SpeechParts = build_parts(vllm_config)
+        # Modules of ours stay in ``parts``, out of vLLM's module tree: to load other weights into a running server, vLLM
+        # moves the tree's parameters away and expects each to come back through a loader of its own.
         config = self.parts.config
-        self.text_embedder, self.code_embedder = self.parts.text_embedder, self.parts.code_embedder
-        self.code_predictor, self.codec = self.parts.predictor, self.parts.codec
+        self._model_config = vllm_config.model_config  # names the folder to load from, which may change
         self.talker = TalkerStack(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "talker"))
         self.codec_head = ParallelLMHead(
             config.talker_vocab_size, config.talker.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
@@ -76,7 +77,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Rows of codebook 0's vocabulary; vLLM's interface asks for it, ``forward`` does not use it."""
-        return self.code_embedder.rows(0, input_ids)
+        return self.parts.code_embedder.rows(0, input_ids)
 
     def forward(
         self,
@@ -89,8 +90,8 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         """Hidden states ``[n, H]`` of the scheduled rows; token ids are ignored, the slot table knows the inputs."""
         table, count = self.table, positions.shape[-1]
         slots, places = self.row_slots[:count], positions.to(torch.int64).clamp(max=self.table.max_positions - 1)
-        rows = self.code_embedder.sum(table.codes[slots, places].to(torch.int64))
-        rows = rows + self.text_embedder(table.text[slots, places].to(torch.int64))
+        rows = self.parts.code_embedder.sum(table.codes[slots, places].to(torch.int64))
+        rows = rows + self.parts.text_embedder(table.text[slots, places].to(torch.int64))
         self._inputs[:count] = rows
         return self.talker(None, positions, None, self._inputs[:count])
 
@@ -107,15 +108,17 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load vLLM's main weights and the codec's from its folder; every tensor must find its place."""
-        expected = {name for name in main_tensors(self.parts.config) if is_talker_stack(name)}
-        targets = embedding_targets(self.text_embedder, self.code_embedder)
-        targets.update(predictor_targets(self.code_predictor))
+        parts = self.parts
+        expected = {name for name in main_tensors(parts.config) if is_talker_stack(name)}
+        targets = embedding_targets(parts.text_embedder, parts.code_embedder)
+        targets.update(predictor_targets(parts.predictor))
         load(self._load_stack(weights, expected), targets)
         if expected:
             raise CheckpointError(f"the checkpoint lacks talker tensors: {', '.join(sorted(expected)[:5])}")
-        self.codec.load_weights(open_checkpoint(self.parts.directory).iter_codec())
-        self.parts.backend.prepare_weights(self.code_predictor)
-        self.parts.backend.prepare_weights(self.codec)
+        directory = resolve_directory(self._model_config.model, self._model_config.revision)
+        parts.codec.load_weights(open_checkpoint(directory).iter_codec())
+        parts.backend.prepare_weights(parts.predictor)
+        parts.backend.prepare_weights(parts.codec)
         return {name for name, _ in self.named_parameters()}
 
     def _load_stack(self, weights: Iterable[tuple[str, Tensor]], expected: set[str]) -> Iterator[tuple[str, Tensor]]:

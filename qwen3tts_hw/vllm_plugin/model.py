@@ -59,7 +59,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         super().__init__()
         scheduler, device = vllm_config.scheduler_config, torch.device(vllm_config.device_config.device)
         self.parts: SpeechParts = build_parts(vllm_config)
-        # Modules of ours stay in ``parts``, out of vLLM's module tree: to load other weights into a running server, vLLM
+        # Modules of ours stay in ``parts``, out of vLLM's module tree: to load other weights into a running server, it
         # moves the tree's parameters away and expects each to come back through a loader of its own.
         config = self.parts.config
         self._model_config = vllm_config.model_config  # names the folder to load from, which may change

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import uuid
 from collections import OrderedDict
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _OUTCOMES_KEPT = 1000
 _OUTCOME_CODE_BYTES = 16 << 20  # codes kept with them
-_TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
+TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
 
 
 class VllmSpeechStream:
@@ -69,7 +70,7 @@ class VllmSpeechStream:
                 frames += packet.frames
                 codes += packet.codes
                 if packet.last:
-                    self._finish(await self._engine_task, frames, bytes(codes))
+                    self._finish(await self._finish_reason(), frames, bytes(codes))
                 yield AudioChunk(packet.pcm, packet.frames, frames, packet.last, packet.codes)
                 if packet.last:
                     return
@@ -98,19 +99,22 @@ class VllmSpeechStream:
                 await asyncio.wait({getter, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
             if self._engine_task.done() and not getter.done():
                 self._raise_engine_error()
-                await asyncio.wait({getter}, timeout=_TAIL_TIMEOUT_S)
+                await asyncio.wait({getter}, timeout=self._service.tail_timeout_s)
             if not getter.done():
                 raise GenerationError(f"request {self.request_id}: its last audio did not arrive")
             packet = getter.result()
         finally:
             if not getter.done():
                 getter.cancel()
-        if self._inbox.overflowed:
-            raise GenerationError(
-                f"request {self.request_id}: the client reads too slowly, more than "
-                f"{self._service.settings.max_queue_bytes} bytes (setting max_queue_bytes) are waiting"
-            )
+        if packet is None:
+            raise GenerationError(f"request {self.request_id}: {self._inbox.failure}")
         return packet
+
+    async def _finish_reason(self) -> str:
+        """Why the engine says the request ended; its final output may come after the last audio."""
+        await asyncio.wait({self._engine_task})
+        self._raise_engine_error()
+        return self._engine_task.result()
 
     def _raise_engine_error(self) -> None:
         if self._engine_task.cancelled():
@@ -138,9 +142,16 @@ class VllmSpeechService:
     """Submit requests to vLLM's engine client; see :class:`qwen3tts_hw.engine.service.SpeechService`."""
 
     def __init__(
-        self, engine: Any, config: ModelConfig, tokenizer: TextTokenizer, settings: Settings, *, max_rows: int
+        self,
+        engine: Any,
+        config: ModelConfig,
+        tokenizer: TextTokenizer,
+        settings: Settings,
+        *,
+        max_rows: int,
+        tail_timeout_s: float = TAIL_TIMEOUT_S,
     ) -> None:
-        self.config, self.settings = config, settings
+        self.config, self.settings, self.tail_timeout_s = config, settings, tail_timeout_s
         self.hub = AudioHub(host=settings.audio_host, limit_bytes=settings.max_queue_bytes)
         self._engine, self._tokenizer, self._max_rows = engine, tokenizer, max_rows
         self._running: set[VllmSpeechStream] = set()
@@ -218,7 +229,7 @@ class VllmSpeechService:
             "inboxes_open": self.hub.open_inboxes,
             "orphan_packets": self.hub.orphans,
             "outcomes_kept": len(self._outcomes),
-            "workers": await self._engine.collective_rpc("qwen3tts_stats"),
+            "workers": [json.loads(one) for one in await self._engine.collective_rpc("qwen3tts_stats")],
         }
 
     async def trace(self, request_id: str) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -6,6 +6,7 @@ Worker classes are made on demand (module ``__getattr__``): importing this modul
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from qwen3tts_hw.vllm_plugin.driver import SpeechDriver
@@ -38,9 +39,9 @@ class SpeechWorkerMixin:
             self._speech.capture()
         return super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
 
-    def qwen3tts_stats(self) -> dict[str, Any]:
-        """Counters of this worker, for ``/v1/audio/stats``."""
-        return {} if self._speech is None else self._speech.stats()
+    def qwen3tts_stats(self) -> str:
+        """Counters of this worker as JSON: an object vLLM cannot encode would end its engine's output thread."""
+        return json.dumps({} if self._speech is None else self._speech.stats(), default=str)
 
     def qwen3tts_trace(self, request_id: str) -> bytes:
         """Hidden states of a request's frames, float32 ``[T, H]`` bytes; empty unless the setting ``trace`` is on."""

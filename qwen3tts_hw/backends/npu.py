@@ -40,6 +40,10 @@ class NpuBackend(AcceleratorBackend):
         self._module.matmul.allow_hf32 = False
         self._module.conv.allow_hf32 = False
 
+    def _priority_range(self) -> tuple[int, int]:
+        # torch_npu refuses to tell it; its streams are made normal (0) or high (-1).
+        return 0, -1
+
     def device_facts(self) -> dict[str, Any]:
         return {"device_name": self._module.get_device_name(self.device.index), "torch_npu": self._version}
 

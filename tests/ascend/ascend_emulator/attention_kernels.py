@@ -6,6 +6,7 @@ the package's own reference (qwen3tts_hw.attention_ops.npu_reference), so that t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from ascend_emulator.reference import References, require
 NPU = References("npu")
 UNBOUNDED = 2_147_483_647
 TEMPLATE = 2048  # side of the compressed mask, whatever the sequence lengths
+# A device refuses float32 here. Allowing it lets a whole server be compared exactly with a float32 reference, which shows
+# that rows, positions and states are right; a run without it shows that the dtypes are.
+FLOAT32_ALLOWED = os.environ.get("ASCEND_EMULATOR_ALLOW_FLOAT32") == "1"
 _COMPRESSED = (2, 3, 4)
 _HEADS_AT = {"BNSD": 1, "BSND": 2}
 
@@ -181,8 +185,9 @@ class Inference:
 
     def check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Refusals that do not depend on contents."""
+        dtypes = (torch.float16, torch.bfloat16, *((torch.float32,) if FLOAT32_ALLOWED else ()))
         for name, tensor in (("query", query), ("key", key), ("value", value)):
-            require(tensor.dtype in (torch.float16, torch.bfloat16), f"{name} is {tensor.dtype}; float16 or bfloat16 only")
+            require(tensor.dtype in dtypes, f"{name} is {tensor.dtype}; float16 or bfloat16 only")
             require(tensor.is_contiguous(), f"{name} is not contiguous")
         size = query.shape[-1] if "H" not in self.layout else query.shape[-1] // self.heads
         require(size <= 512 and size % 16 == 0, f"head size {size} is not a multiple of 16 up to 512")

@@ -17,6 +17,8 @@ from pathlib import Path
 NATIVE = Path(__file__).resolve().parent / "native"
 RUNTIME_SOURCES = ("streams.cpp", "graphs.cpp", "memory.cpp", "device.cpp")
 RUNTIME_LIBRARY, OPERATOR_LIBRARY = "libascendcl.so", "libascend_emulator_ops.so"
+CUDA_STUBS = "libascend_emulator_cuda.so"
+CUDA_PARTS = ("cuda_runtime", "cuda_cupti")  # the two packages of CUDA that are small and therefore real
 SYSTEM_LIBRARIES = (
     "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libc.so.6", "ld-linux-x86-64.so.2",
     "libdl.so.2", "librt.so.1", "libgomp.so.1",
@@ -44,25 +46,50 @@ def build(site_packages: Path, cache: Path) -> Path:
     if (folder / "complete").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    _build_runtime(site_packages, folder)
+    torch_libraries = list((site_packages / "torch" / "lib").glob("*.so*"))
+    if (site_packages / "torch" / "lib" / "libtorch_cuda.so").exists():
+        _stub_cuda(torch_libraries, site_packages, folder)
+    _build_runtime(site_packages, torch_libraries, folder)
     _build_operators(site_packages, folder)
+    vllm_ascend = list((site_packages / "vllm_ascend").glob("*.so"))
+    if vllm_ascend:
+        providers = [*torch_libraries, *(site_packages / "torch_npu" / "lib").glob("*.so"), *folder.glob("*.so")]
+        _stub_library(vllm_ascend, providers, folder, name="libascend_emulator_vllm.so")
     (folder / "complete").touch()
     return folder
 
 
-def stub_library(targets: Iterable[Path], providers: Iterable[Path], folder: Path, *, name: str, answer: str) -> None:
-    """Write a library with all symbols that ``targets`` miss and empty libraries under the names that they ask for.
+def library_path(site_packages: Path, folder: Path) -> str:
+    """What LD_LIBRARY_PATH must be for a process that uses the libraries in ``folder``."""
+    cuda = [site_packages / "nvidia" / part / "lib" for part in CUDA_PARTS]
+    return os.pathsep.join(str(path) for path in (folder, *cuda) if path.exists())
 
-    ``answer`` is the C expression a stub returns, in which SYMBOL stands for its own name.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+
+def _stub_cuda(torch_libraries: Sequence[Path], site_packages: Path, folder: Path) -> None:
+    """Stand in for the CUDA libraries of a torch that was built with CUDA: every call fails."""
+    real = [path for part in CUDA_PARTS for path in (site_packages / "nvidia" / part / "lib").glob("*.so*")]
+    symbols, libraries = missing(torch_libraries, real)
+    source = folder / "cuda.c"
+    source.write_text("".join(f"long {symbol}(void) {{ return 1; }}\n" for symbol in symbols))
+    _compile("gcc", "-shared", "-w", str(source), "-o", str(folder / CUDA_STUBS), f"-Wl,-soname,{CUDA_STUBS}")
+    for library in libraries:
+        _empty_library(folder, library, CUDA_STUBS)
+
+
+def _stub_library(targets: Sequence[Path], providers: Iterable[Path], folder: Path, *, name: str) -> None:
+    """Write a library with all symbols that ``targets`` miss, and empty ones under the names that they ask for."""
     symbols, libraries = missing(targets, providers)
     source = folder / f"{name}.c"
-    lines = [f"long {symbol}(void) {{ return {answer.replace('SYMBOL', symbol)}; }}" for symbol in symbols]
-    source.write_text("\n".join(["long ascend_emulator_stub(const char*);", *lines]) + "\n")
-    _compile("gcc", "-shared", "-w", str(source), "-o", str(folder / f"{name}.so"), f"-Wl,-soname,{name}.so")
+    _write_stubs(source, symbols)
+    _compile("gcc", "-shared", "-w", str(source), "-o", str(folder / name), f"-Wl,-soname,{name}", "-Wl,--no-as-needed",
+             f"-L{folder}", "-lascendcl")  # fmt: skip
     for library in libraries:
-        _empty_library(folder, library, f"{name}.so")
+        _empty_library(folder, library, name)
+
+
+def _write_stubs(source: Path, symbols: Iterable[str]) -> None:
+    lines = [f'long {symbol}(void) {{ return ascend_emulator_stub("{symbol}"); }}' for symbol in symbols]
+    source.write_text("\n".join(["long ascend_emulator_stub(const char*);", *lines]) + "\n")
 
 
 def missing(targets: Iterable[Path], providers: Iterable[Path]) -> tuple[list[str], list[str]]:
@@ -87,12 +114,12 @@ def _fingerprint(site_packages: Path) -> str:
     digest = hashlib.sha256()
     for source in sorted((*NATIVE.iterdir(), Path(__file__))):
         digest.update(source.read_bytes())
-    for pattern in ("torch-*.dist-info", "torch_npu-*.dist-info"):
+    for pattern in ("torch-*.dist-info", "torch_npu-*.dist-info", "vllm_ascend-*.dist-info"):
         digest.update("".join(sorted(path.name for path in site_packages.glob(pattern))).encode())
     return digest.hexdigest()[:16]
 
 
-def _build_runtime(site_packages: Path, folder: Path) -> None:
+def _build_runtime(site_packages: Path, torch_libraries: Sequence[Path], folder: Path) -> None:
     include = f"-I{site_packages}/torch_npu/include/third_party/acl/inc"
     objects = []
     for source in RUNTIME_SOURCES:
@@ -100,12 +127,9 @@ def _build_runtime(site_packages: Path, folder: Path) -> None:
         _compile("g++", "-std=c++17", "-c", str(NATIVE / source), include, "-o", str(target))
         objects.append(target)
     own = set().union(*(_symbols(path, dynamic=False)[1] for path in objects))
-    torch_libraries = list((site_packages / "torch" / "lib").glob("*.so*"))
     symbols, libraries = missing((site_packages / "torch_npu").rglob("*.so"), torch_libraries)
     stubs = folder / "stubs.c"
-    names = sorted({*symbols, *LOOKED_UP} - own)
-    lines = [f'long {name}(void) {{ return ascend_emulator_stub("{name}"); }}' for name in names]
-    stubs.write_text("\n".join(["long ascend_emulator_stub(const char*);", *lines]) + "\n")
+    _write_stubs(stubs, sorted({*symbols, *LOOKED_UP} - own))
     _compile("gcc", "-w", "-c", str(stubs), "-o", f"{stubs}.o")
     linked = [*map(str, objects), f"{stubs}.o", "-o", str(folder / RUNTIME_LIBRARY)]
     _compile("g++", "-shared", *linked, f"-Wl,-soname,{RUNTIME_LIBRARY}")

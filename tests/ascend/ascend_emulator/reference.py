@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,8 +30,9 @@ class References:
     def register(self) -> None:
         """Register those whose operator exists in the installed version; the list of operators grows over versions."""
         self._library = torch.library.Library(self.namespace, "IMPL")
+        known = _schemas()  # read now: libraries add operators when they are imported
         for name, function in self.functions.items():
-            if exists(f"{self.namespace}::{name}"):
+            if f"{self.namespace}::{name}" in known:
                 self._library.impl(name, function, "CPU")
 
 
@@ -46,7 +46,6 @@ def schema_of(name: str) -> torch.FunctionSchema:
     return _schemas()[name]
 
 
-@functools.cache
 def _schemas() -> dict[str, torch.FunctionSchema]:
     return {_full(schema): schema for schema in torch._C._jit_get_all_schemas()}
 

@@ -39,6 +39,10 @@ class Settings:
     max_queued_requests: requests running or waiting per API server before new ones are refused with 503.
     audio_host: empty, or this API server's address for workers on other machines (audio then goes over tcp).
     max_queue_bytes: audio buffered for a slow client before its request is aborted, in bytes.
+    ref_audio_max_bytes / ref_audio_max_seconds: largest and longest reference audio accepted for voice cloning.
+    ref_audio_allowed_hosts: hosts, or host:port, separated by commas, that reference audio may be fetched from over
+        http or https; empty: none.
+    ref_audio_allowed_folders: absolute folders, separated by commas, whose files file:// URLs may name; empty: none.
     trace: keep each frame's hidden state on the worker for debugging (memory grows with every frame).
     """
 
@@ -53,6 +57,10 @@ class Settings:
     max_queued_requests: int = 1_024
     audio_host: str = ""
     max_queue_bytes: int = 33_554_432
+    ref_audio_max_bytes: int = 25_000_000
+    ref_audio_max_seconds: int = 60
+    ref_audio_allowed_hosts: str = ""
+    ref_audio_allowed_folders: str = ""
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +75,10 @@ class Settings:
             raise SettingsError(
                 f"first_chunk_frames {self.first_chunk_frames} is larger than chunk_frames {self.chunk_frames}"
             )
+
+        for folder in listed(self.ref_audio_allowed_folders):
+            if not folder.startswith("/") or ".." in folder.split("/"):
+                raise SettingsError(f"ref_audio_allowed_folders names {folder!r}; an absolute path is needed")
 
     @classmethod
     def resolve(cls, values: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -85,6 +97,11 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """All settings as plain values, for logs, /health and benchmark results."""
         return dataclasses.asdict(self)
+
+
+def listed(value: str) -> tuple[str, ...]:
+    """The entries of a setting that is a list separated by commas."""
+    return tuple(entry.strip() for entry in value.split(",") if entry.strip())
 
 
 def _convert(name: str, raw: Any, known: Mapping[str, str], source: str) -> Any:

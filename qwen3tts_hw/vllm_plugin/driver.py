@@ -87,9 +87,21 @@ class SpeechDriver:
         self._rows = None
         return self.engine.step(hidden, logits, rows).to(torch.int32)[:, None]
 
+    def facts(self) -> dict[str, Any]:
+        """The chosen code paths, which do not change while the worker runs."""
+        parts = self._model.parts
+        return {
+            "runner": self.runner,
+            "device": parts.backend.describe(),
+            "frame_step": self.engine.frame.mode,
+            "attention_op": parts.attention_name,
+            "talker_dtype": str(parts.dtype).removeprefix("torch."),
+            "codec_dtype": parts.settings.codec_dtype,
+        }
+
     def stats(self) -> dict[str, Any]:
         """Counters for operators and tests."""
-        engine, parts = self.engine, self._model.parts
+        engine = self.engine
         return {
             "pid": os.getpid(),
             "runner": self.runner,
@@ -106,11 +118,8 @@ class SpeechDriver:
             "packets_dropped": self._outbox.dropped,
             "tickets_open": self._outbox.open_tickets,
             "rss_bytes": _resident_bytes(),
-            "device": parts.backend.describe(),
+            "free_device_bytes": self._model.parts.backend.free_bytes(),
             "frame_step": {"mode": engine.frame.mode, **engine.frame.counters},
-            "attention_op": parts.attention_name,
-            "talker_dtype": str(parts.dtype).removeprefix("torch."),
-            "codec_dtype": parts.settings.codec_dtype,
         }
 
 

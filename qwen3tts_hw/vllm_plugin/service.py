@@ -157,6 +157,7 @@ class VllmSpeechService:
         self._running: set[VllmSpeechStream] = set()
         self._outcomes: OrderedDict[str, SpeechOutcome] = OrderedDict()
         self._outcome_bytes = 0
+        self._facts: list[dict[str, Any]] | None = None  # asked for once
         self._submitted = 0
 
     async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> VllmSpeechStream:
@@ -214,11 +215,14 @@ class VllmSpeechService:
     async def health(self) -> dict[str, Any]:
         """Raise if the engine is dead; else say what this server is."""
         await self._engine.check_health()
+        if self._facts is None:
+            self._facts = [json.loads(one) for one in await self._engine.collective_rpc("qwen3tts_facts")]
         return {
             "variant": self.config.variant,
             "size": self.config.size_name,
             "running": len(self._running),
             "settings": self.settings.as_dict(),
+            "workers": self._facts,
         }
 
     async def stats(self) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class SpeechWorkerMixin:
             self._speech.capture()
         return super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
 
+    def qwen3tts_facts(self) -> str:
+        """The chosen code paths of this worker as JSON, for ``/health``."""
+        return json.dumps({} if self._speech is None else self._speech.facts(), default=str)
+
     def qwen3tts_stats(self) -> str:
         """Counters of this worker as JSON: an object vLLM cannot encode would end its engine's output thread."""
         return json.dumps({} if self._speech is None else self._speech.stats(), default=str)

@@ -79,7 +79,7 @@ def _add_make_checkpoint(commands: Any) -> None:
         "make-checkpoint", help="write a checkpoint of random weights in the published layout, for tests and benchmarks"
     )
     command.add_argument("--variant", choices=("custom_voice", "voice_design", "base"), default="custom_voice")
-    command.add_argument("--size", choices=("tiny", "tiny-0.6B", "0.6B", "1.7B"), default="tiny")
+    command.add_argument("--size", choices=("tiny", "tiny-0.6B", "tiny-heads128", "0.6B", "1.7B"), default="tiny")
     command.add_argument("--tokenizer", type=Path, metavar="DIR", help="copy these tokenizer files (else a small one)")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--no-end-of-speech", action="store_true", help="never end by itself, for fixed lengths")

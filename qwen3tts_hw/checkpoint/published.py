@@ -1,8 +1,9 @@
 """The configuration files of the published checkpoints, composed from their sizes, and small ones of the same form.
 
 Equal in meaning to the published files: every key that any implementation reads is there; the dump of generic
-transformers defaults is not. The sizes "tiny" (1.7B form: the code predictor has a projection) and "tiny-0.6B" (equal
-widths, no projection) keep every published id, speaker and language but fit in a few megabytes. Knows no weights.
+transformers defaults is not. The sizes "tiny" (1.7B form: the code predictor has a projection), "tiny-0.6B" (equal
+widths, no projection) and "tiny-heads128" (attention heads of the published size) keep every published id, speaker and
+language but fit in a few megabytes. Knows no weights.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class _Size:
 _SIZES = {
     "tiny": _Size("1b7", 64, 128, 3, 4, 2, 32, (6, 5, 5), 32, 48, 96, 2, 16, small=True),
     "tiny-0.6B": _Size("0b6", 64, 128, 3, 4, 2, 32, (6, 5, 5), 32, 64, 128, 2, 16, small=True),
+    # The published head sizes on little else: packed attention on Ascend takes heads of 128 (and 192) only.
+    "tiny-heads128": _Size("1b7", 64, 128, 3, 4, 2, 128, (24, 20, 20), 32, 48, 96, 2, 128, small=True),
     "0.6B": _Size("0b6", 1024, 3072, 28, 16, 8, 128, (24, 20, 20), 2048, 1024, 3072, 5, 128, small=False),
     "1.7B": _Size("1b7", 2048, 6144, 28, 16, 8, 128, (24, 20, 20), 2048, 1024, 3072, 5, 128, small=False),
 }

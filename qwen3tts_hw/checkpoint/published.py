@@ -73,7 +73,7 @@ class _Size:
 _SIZES = {
     "tiny": _Size("1b7", 64, 128, 3, 4, 2, 32, (6, 5, 5), 32, 48, 96, 2, 16, small=True),
     "tiny-0.6B": _Size("0b6", 64, 128, 3, 4, 2, 32, (6, 5, 5), 32, 64, 128, 2, 16, small=True),
-    # The published head sizes on little else: packed attention on Ascend takes heads of 128 (and 192) only.
+    # The published head size on little else: some devices' packed attention takes heads of 128 (and 192) only.
     "tiny-heads128": _Size("1b7", 64, 128, 3, 4, 2, 128, (24, 20, 20), 32, 48, 96, 2, 128, small=True),
     "0.6B": _Size("0b6", 1024, 3072, 28, 16, 8, 128, (24, 20, 20), 2048, 1024, 3072, 5, 128, small=False),
     "1.7B": _Size("1b7", 2048, 6144, 28, 16, 8, 128, (24, 20, 20), 2048, 1024, 3072, 5, 128, small=False),

@@ -80,7 +80,11 @@ class AudioOutbox:
             socket = self._context.socket(zmq.PUSH)
             socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(address)
+            try:
+                socket.connect(address)
+            except zmq.ZMQError:
+                socket.close()  # an open socket would make close() wait forever
+                raise
             self._sockets[address] = socket
         return socket
 

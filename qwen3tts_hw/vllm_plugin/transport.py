@@ -95,23 +95,40 @@ class Inbox:
 
     ticket: Ticket
     limit_bytes: int
-    queue: asyncio.Queue[Packet] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[Packet | None] = field(default_factory=asyncio.Queue)
     held_bytes: int = 0
     expected: int = 0  # next sequence number
-    overflowed: bool = False
+    failure: str = ""  # why no more can be read
 
     def put(self, packet: Packet, sequence: int) -> None:
-        """Add a packet; mark the inbox as overflowed if it is too full or a packet was lost before this one."""
-        if sequence != self.expected or self.held_bytes + len(packet.pcm) > self.limit_bytes:
-            self.overflowed = True
-        self.expected = sequence + 1
-        self.held_bytes += len(packet.pcm)
-        self.queue.put_nowait(packet)
+        """Add a packet; fail if it is too much, or if one before it was lost. Nothing is kept after a failure."""
+        size = len(packet.pcm) + len(packet.codes)
+        if self.failure:
+            return
+        if sequence != self.expected:
+            self.fail(f"audio was lost on its way: packet {sequence} came where {self.expected} was expected")
+        elif self.held_bytes + size > self.limit_bytes:
+            self.fail(f"the client reads too slowly: {self.limit_bytes} bytes (setting max_queue_bytes) are waiting")
+        else:
+            self.expected += 1
+            self.held_bytes += size
+            self.queue.put_nowait(packet)
 
-    async def get(self) -> Packet:
-        """Wait for the next packet."""
-        packet = await self.queue.get()
-        self.held_bytes -= len(packet.pcm)
+    def fail(self, reason: str) -> None:
+        """Drop what has not been read, and let readers have the reason instead."""
+        if not self.failure:
+            self.failure = reason
+            self.held_bytes = 0
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            self.queue.put_nowait(None)  # wakes a reader that waits
+
+    async def get(self) -> Packet | None:
+        """Wait for the next packet; None once the inbox has failed."""
+        packet = None if self.failure else await self.queue.get()
+        if packet is None or self.failure:
+            return None
+        self.held_bytes -= len(packet.pcm) + len(packet.codes)
         return packet
 
 
@@ -155,8 +172,9 @@ class AudioHub:
         return inbox
 
     def close(self, inbox: Inbox) -> None:
-        """Forget an inbox; what still arrives for it is dropped."""
+        """Forget an inbox; what still arrives for it is dropped, and whoever waits for it is told."""
         self._inboxes.pop(inbox.ticket.key, None)
+        inbox.fail("it was closed")
 
     async def shut_down(self) -> None:
         """Stop receiving and release the socket."""

@@ -26,6 +26,7 @@ TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
 ARCHITECTURE = "Qwen3TTSForConditionalGeneration"
 MODEL_VARIANTS = ("custom_voice", "voice_design", "base")
 CODEC_SUBFOLDER = "speech_tokenizer"
+MIN_FACTOR = 1e-6  # smaller values of top_p and repetition_penalty vanish or overflow in float32
 _CODEC_FILE = f"{CODEC_SUBFOLDER}/config.json"
 
 
@@ -172,6 +173,7 @@ class ModelConfig:
         if variant not in MODEL_VARIANTS:
             raise ConfigError(f"config.json: tts_model_type is {variant!r}; supported: {', '.join(MODEL_VARIANTS)}")
         clones = variant == "base"
+        defaults = JsonSection(generation or {}, "generation_config.json")
         parsed = cls(
             variant=variant,
             size_name=str(config.get("tts_model_size", "")),
@@ -187,8 +189,8 @@ class ModelConfig:
             speaker_ids=_id_table(talker, "spk_id"),
             speaker_dialects=_dialects(talker),
             codec=parse_codec_config(codec),
-            sampling=_sampling(generation or {}),
-            max_new_frames=int((generation or {}).get("max_new_tokens", 8192)),
+            sampling=_sampling(defaults),
+            max_new_frames=int(_from(defaults, "max_new_tokens", 8192, low=1)),
             codec_encoder=parse_codec_encoder_config(codec, _CODEC_FILE) if clones else None,
             speaker_encoder=parse_speaker_encoder_config(config, top.where) if clones else None,
             raw=dict(config),
@@ -259,9 +261,12 @@ def _stack(section: JsonSection) -> DecoderStackConfig:
 
 def _rope_theta(section: JsonSection) -> float:
     """RoPE base; transformers 5 writes it under rope_parameters, transformers 4 beside the sizes."""
-    for holder in (section.values.get("rope_parameters"), section.values):
-        if isinstance(holder, Mapping) and holder.get("rope_theta") is not None:
-            return float(holder["rope_theta"])
+    for holder in (section.section_or_empty("rope_parameters"), section):
+        if holder.values.get("rope_theta") is not None:
+            theta = holder.number("rope_theta")
+            if theta > 1.0:
+                return theta
+            raise ConfigError(f"{holder.where}: rope_theta is {theta:g}; it must be above 1")
     raise ConfigError(f"{section.where}: rope_theta is missing (a default would ruin the audio)")
 
 
@@ -289,34 +294,44 @@ def _text_tokens(top: JsonSection) -> TextTokens:
 
 
 def _id_table(talker: JsonSection, key: str) -> dict[str, int]:
-    section = JsonSection(talker.values.get(key) or {}, f"{talker.where}: {key}")
+    section = talker.section_or_empty(key)
     return {name.lower(): section.integer(name) for name in section.values}
 
 
 def _dialects(talker: JsonSection) -> dict[str, str]:
     """Speakers that speak a dialect; a speaker missing from the table has none (fine-tuned checkpoints)."""
-    table = talker.values.get("spk_is_dialect") or {}
+    table = talker.section_or_empty("spk_is_dialect").values
     return {name.lower(): value for name, value in table.items() if isinstance(value, str) and value}
 
 
-def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
+def _sampling(generation: JsonSection) -> SamplingSpec:
     """Defaults of generation_config.json; do_sample false there means greedy."""
-
-    def number(key: str, default: float) -> float:
-        value = generation.get(key)
-        return default if value is None else float(value)
-
-    sample = generation.get("do_sample", True)
-    sample_residual = generation.get("subtalker_dosample", True)
     return SamplingSpec(
-        temperature=number("temperature", 0.9) if sample else 0.0,
-        top_k=int(number("top_k", 50)),
-        top_p=number("top_p", 1.0),
-        repetition_penalty=number("repetition_penalty", 1.05),
-        residual_temperature=number("subtalker_temperature", 0.9) if sample_residual else 0.0,
-        residual_top_k=int(number("subtalker_top_k", 50)),
-        residual_top_p=number("subtalker_top_p", 1.0),
+        temperature=_from(generation, "temperature", 0.9, low=0.0) if _flag(generation, "do_sample") else 0.0,
+        top_k=int(_from(generation, "top_k", 50, low=0)),
+        top_p=_from(generation, "top_p", 1.0, low=MIN_FACTOR, high=1.0),
+        repetition_penalty=_from(generation, "repetition_penalty", 1.05, low=MIN_FACTOR),
+        residual_temperature=(
+            _from(generation, "subtalker_temperature", 0.9, low=0.0) if _flag(generation, "subtalker_dosample") else 0.0
+        ),
+        residual_top_k=int(_from(generation, "subtalker_top_k", 50, low=0)),
+        residual_top_p=_from(generation, "subtalker_top_p", 1.0, low=MIN_FACTOR, high=1.0),
     )
+
+
+def _from(generation: JsonSection, key: str, default: float, *, low: float, high: float = 1e6) -> float:
+    """A number of generation_config.json, or the official package's default where it is missing."""
+    value = default if generation.values.get(key) is None else generation.number(key)
+    if not low <= value <= high:  # neither holds for NaN
+        raise ConfigError(f"{generation.where}: {key} is {value:g}; it must be from {low:g} to {high:g}")
+    return value
+
+
+def _flag(generation: JsonSection, key: str) -> bool:
+    value = generation.values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{generation.where}: {key} must be true or false, found {value!r}")
+    return value is not False
 
 
 def _require(section: JsonSection, key: str, found: int, expected: int) -> None:

@@ -45,6 +45,12 @@ class JsonSection:
             raise ConfigError(f"{self.where}: {key} must be an object, found {type(value).__name__}")
         return JsonSection(value, f"{self.where}: {key}")
 
+    def section_or_empty(self, key: str) -> JsonSection:
+        """The object under a key, or an empty one if the key is missing."""
+        if self.values.get(key) is None:
+            return JsonSection({}, f"{self.where}: {key}")
+        return self.section(key)
+
     def text(self, key: str) -> str:
         """The string under a key."""
         value = self.get(key)

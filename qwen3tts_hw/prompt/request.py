@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
-from qwen3tts_hw.config import ModelConfig
+from qwen3tts_hw.config import MIN_FACTOR, ModelConfig
 from qwen3tts_hw.errors import RequestError, UnknownVoiceError
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import CODEBOOK_SIZE, SamplingSpec
@@ -23,7 +23,6 @@ AUTO_LANGUAGE = "auto"
 MIN_TEMPERATURE = 0.01  # below it, and above 0, the division of the logits would overflow
 MAX_TEMPERATURE = 10.0
 MAX_REPETITION_PENALTY = 10.0
-MIN_FACTOR = 1e-6  # top_p and repetition_penalty are above 0; smaller values vanish or overflow in float32
 MAX_SEED = 2**63 - 1
 _QUOTED = 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

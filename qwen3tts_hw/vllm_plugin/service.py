@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -228,6 +229,7 @@ class VllmSpeechService:
     async def stats(self) -> dict[str, Any]:
         """Counters of this process and of every worker."""
         return {
+            "pid": os.getpid(),
             "submitted": self._submitted,
             "running": len(self._running),
             "inboxes_open": self.hub.open_inboxes,

@@ -18,7 +18,7 @@ from qwen3tts_hw.encoder_config import DOWNSAMPLE_STRIDE, CodecEncoderConfig
 from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.types import NUM_CODEBOOKS
 
-# The first convolutions hold 64 channels at 24 kHz: 60 MB per second of audio at their peak. Longer clips run in parts.
+# The first convolutions hold 64 channels at 24 kHz, about 30 MB per second of audio: long clips run in parts.
 SEGMENT_SAMPLES = 240_000
 
 

@@ -3,7 +3,7 @@
 ``python tests/ascend/beds.py light -- python -m pytest tests/ascend/light``
 ``python tests/ascend/beds.py full -- vllm serve MODEL``
 
-A bed is a virtual environment with the real torch_npu (and, in the full one, the real vLLM and vllm-ascend), a folder of
+A bed is a virtual environment with the real torch_npu (in the full one also the real vLLM and vllm-ascend), a folder of
 compiled emulator libraries, and the variables that make a process use both. It is made from nothing on first use; later
 runs find it unchanged and start at once. Nothing here is verified on hardware.
 """
@@ -31,7 +31,8 @@ TOOLS = ("pytest", "hypothesis", "numpy", "pyyaml", "decorator", "attrs", "psuti
 OWN = ("safetensors", "tokenizers", "tqdm", "huggingface_hub")
 # What vLLM 0.23 imports on the way to a text model, without its packages for other devices and formats.
 VLLM_NEEDS = (
-    "regex", "cachetools", "sentencepiece", "requests", "blake3", "py-cpuinfo", "transformers==5.5.4", "protobuf>=5.29.6",
+    "regex", "cachetools", "sentencepiece", "requests", "blake3", "py-cpuinfo", "transformers==5.5.4",
+    "protobuf>=5.29.6",
     "fastapi[standard]<0.137", "aiohttp", "openai>=2.0.0", "pydantic>=2.12.0", "prometheus_client",
     "prometheus-fastapi-instrumentator>=7.0.0", "pillow", "tiktoken", "lm-format-enforcer==0.11.3", "llguidance<1.8",
     "outlines_core==0.2.14", "diskcache==5.6.3", "lark==1.2.2", "xgrammar<1.0.0", "typing_extensions", "filelock",
@@ -85,7 +86,7 @@ FULL = Bed(
          "nvidia-cuda-cupti-cu12==12.8.90"),
         (*TOOLS, *OWN, *VLLM_NEEDS),
         ("--no-deps", "torchvision==0.25.0", "torchaudio==2.10.0"),
-        ("--no-deps", "vllm==0.23.0", "vllm-ascend==0.23.0"),
+        ("--no-deps", "vllm==0.23.0", "vllm-ascend==0.23.0", "compressed-tensors==0.17.0", "loguru"),
     ),
 )  # fmt: skip
 BEDS = {bed.name: bed for bed in (LIGHT, FULL)}
@@ -149,11 +150,12 @@ def _strip(bed: Bed) -> None:
 def _install_project(bed: Bed) -> None:
     """Make the project's entry points known: in the light bed a path is enough, vLLM looks for metadata."""
     if bed is FULL:
-        _pip(bed, "install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+        _pip(bed, "install", "--no-deps", "-e", str(ROOT))
 
 
 def _say(text: str) -> None:
-    print(f"ascend bed: {text}", flush=True)
+    sys.stdout.write(f"ascend bed: {text}\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -168,7 +170,7 @@ def main() -> int:
             return run(BEDS[options.bed], options.command, options.torch_index)
         prepare(BEDS[options.bed], options.torch_index)
     except (BedError, build.BuildError) as error:
-        print(f"ascend bed: {error}", file=sys.stderr)
+        sys.stderr.write(f"ascend bed: {error}\n")
         return 1
     return 0
 

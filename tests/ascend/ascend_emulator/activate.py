@@ -1,4 +1,4 @@
-"""Switch the emulator on in this process; called right after torch_npu, or a library with more operators, is imported."""
+"""Switch the emulator on in this process, right after torch_npu or a library with more operators is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _active = False
 
 
 def after_torch_npu() -> None:
-    """Register reference kernels for torch_npu's own operators, state the rules, and lay the emulator over everything."""
+    """Register reference kernels of torch_npu's own operators, state the rules, lay the emulator over everything."""
     global _active  # one switch per process
     if _active:
         return

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
 from ascend_emulator import layer
-from ascend_emulator.reference import References, require
+from ascend_emulator.reference import Call, References, require
 
 NPU = References("npu")
 UNBOUNDED = 2_147_483_647
 TEMPLATE = 2048  # side of the compressed mask, whatever the sequence lengths
-# A device refuses float32 here. Allowing it lets a whole server be compared exactly with a float32 reference, which shows
-# that rows, positions and states are right; a run without it shows that the dtypes are.
+# A device refuses float32 here. Allowing it lets a whole server be compared exactly with a float32 reference, which
+# shows that rows, positions and states are right; a run without it shows that the dtypes are.
 FLOAT32_ALLOWED = os.environ.get("ASCEND_EMULATOR_ALLOW_FLOAT32") == "1"
 _COMPRESSED = (2, 3, 4)
 _HEADS_AT = {"BNSD": 1, "BSND": 2}
@@ -133,39 +133,29 @@ def _fusion(
     return from_bnsd(output.to(query.dtype), layout), *statistics, torch.empty(0, dtype=query.dtype)
 
 
-def _only_defaults(given: dict[str, Any], allowed: dict[str, Any]) -> None:
-    for name, value in given.items():
-        require(name in allowed and (value is None or value == allowed[name]), f"argument {name}={value} is not emulated")
-
-
-_IGNORED = {  # arguments whose default, or whose listed value, changes nothing without dropout
-    "pse": None, "padding_mask": None, "keep_prob": 1.0, "inner_precise": 0, "prefix": None, "actual_seq_qlen": None,
-    "actual_seq_kvlen": None, "gen_mask_parallel": True, "sync": False, "softmax_layout": "", "sink": None,
-    "dropout_mask": None, "seed": 0, "offset": 0,
-}  # fmt: skip
+_FUSION_ARGUMENTS = (
+    "query", "key", "value", "head_num", "input_layout", "atten_mask", "scale", "pre_tockens", "next_tockens",
+    "sparse_mode", "gen_mask_parallel", "sync", "out", "workspace",
+)  # fmt: skip
 
 
 @NPU.kernel("npu_fusion_attention")
-def npu_fusion_attention(query, key, value, head_num, input_layout, pse=None, padding_mask=None, atten_mask=None,
-                         scale=1.0, keep_prob=1.0, pre_tockens=UNBOUNDED, next_tockens=UNBOUNDED, inner_precise=0,
-                         prefix=None, actual_seq_qlen=None, actual_seq_kvlen=None, sparse_mode=0, *rest, **options):  # fmt: skip
-    require(not any(rest), f"positional arguments {rest} are not emulated")
-    _only_defaults({"pse": pse, "padding_mask": padding_mask, "keep_prob": keep_prob, "inner_precise": inner_precise,
-                    "prefix": prefix, "actual_seq_qlen": actual_seq_qlen, "actual_seq_kvlen": actual_seq_kvlen,
-                    **options}, _IGNORED)  # fmt: skip
-    mask = Mask(atten_mask, sparse_mode, pre_tockens, next_tockens)
-    return *_fusion((query, key, value), head_num, input_layout, scale, mask), 0, 0, 0
+def npu_fusion_attention(call: Call) -> tuple[torch.Tensor | int, ...]:
+    """Attention with what a backward pass would need; dropout, packed and prefix layouts are not emulated."""
+    call.uses_only(*_FUSION_ARGUMENTS)
+    mask = Mask(call.atten_mask, call.sparse_mode, call.pre_tockens, call.next_tockens)
+    tensors = (call.query, call.key, call.value)
+    return *_fusion(tensors, call.head_num, call.input_layout, call.scale, mask), 0, 0, 0
 
 
 @NPU.kernel("npu_fusion_attention_v3")
-def npu_fusion_attention_v3(query, key, value, head_num, input_layout, pse=None, padding_mask=None, atten_mask=None,
-                            scale=1.0, keep_prob=1.0, pre_tockens=UNBOUNDED, next_tockens=UNBOUNDED, inner_precise=0,
-                            prefix=None, actual_seq_qlen=None, actual_seq_kvlen=None, sparse_mode=0, *rest, **options):  # fmt: skip
-    require(input_layout == "BNSD", f"npu_fusion_attention_v3 in a graph supports layout BNSD, got {input_layout}")
-    results = npu_fusion_attention(query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale,
-                                   keep_prob, pre_tockens, next_tockens, inner_precise, prefix, actual_seq_qlen,
-                                   actual_seq_kvlen, sparse_mode, *rest, **options)  # fmt: skip
-    return *results[:4], torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+def npu_fusion_attention_v3(call: Call) -> tuple[torch.Tensor | int, ...]:
+    """The same in the form for graphs: seed and offset are tensors."""
+    require(
+        call.input_layout == "BNSD", f"npu_fusion_attention_v3 takes layout BNSD in a graph, not {call.input_layout}"
+    )
+    seed = torch.zeros(1, dtype=torch.int64)
+    return *npu_fusion_attention(call)[:4], seed, seed.clone()
 
 
 @dataclass(frozen=True)
@@ -191,7 +181,9 @@ class Inference:
             require(tensor.is_contiguous(), f"{name} is not contiguous")
         size = query.shape[-1] if "H" not in self.layout else query.shape[-1] // self.heads
         require(size <= 512 and size % 16 == 0, f"head size {size} is not a multiple of 16 up to 512")
-        require(self.heads % self.kv_heads == 0 and self.heads // self.kv_heads <= 64, "at most 64 heads per key/value head")
+        require(
+            self.heads % self.kv_heads == 0 and self.heads // self.kv_heads <= 64, "at most 64 heads per key/value head"
+        )
         if self.layout.startswith("TND"):
             require(size in (128, 192), f"layout TND takes head sizes 128 and 192, got {size}")
             require(self.query_lengths is not None, "layout TND needs actual_seq_lengths")
@@ -201,26 +193,30 @@ class Inference:
         if self.block_table is not None:
             require(self.block_size % 16 == 0 and self.block_size > 0, f"block_size {self.block_size}")
 
-    def sequences(self, key: torch.Tensor, value: torch.Tensor, index: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def sequences(
+        self, key: torch.Tensor, value: torch.Tensor, index: int, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[Nkv, L, D]`` of one sequence; ``start`` is where it begins in a packed tensor."""
         length = None if self.key_lengths is None else int(self.key_lengths[index])
         if self.block_table is not None:
             assert length is not None
-            return tuple(self._paged(cache, self.block_table[index], length) for cache in (key, value))  # type: ignore[return-value]
+            table = self.block_table[index]
+            return self._paged(key, table, length), self._paged(value, table, length)
         if self.layout.startswith("TND"):
             assert length is not None
             return key[start:length].transpose(0, 1), value[start:length].transpose(0, 1)
-        both = (to_bnsd(tensor, self.layout, self.kv_heads)[index][:, :length] for tensor in (key, value))
-        return tuple(both)  # type: ignore[return-value]
+        keys, values = to_bnsd(key, self.layout, self.kv_heads), to_bnsd(value, self.layout, self.kv_heads)
+        return keys[index][:, :length], values[index][:, :length]
 
     def _paged(self, cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
         blocks = cache[table[: max(1, -(-length // self.block_size))].long()]
-        return blocks.reshape(-1, self.kv_heads, cache.shape[-1] if cache.dim() == 4 else cache.shape[-1] // self.kv_heads)[
-            :length
-        ].transpose(0, 1)
+        rows = blocks.reshape(blocks.shape[0] * blocks.shape[1], self.kv_heads, -1)
+        return rows[:length].transpose(0, 1)
 
 
-def _inference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Inference) -> tuple[torch.Tensor, torch.Tensor]:
+def _inference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Inference
+) -> tuple[torch.Tensor, torch.Tensor]:
     options.check(query, key, value)
     if options.layout.startswith("TND"):
         return _packed(query, key, value, options)
@@ -245,7 +241,9 @@ def _inference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, opti
     return from_bnsd(output, options.layout), statistics
 
 
-def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Inference) -> tuple[torch.Tensor, torch.Tensor]:
+def _packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Inference
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Layout TND: sequences one after the other, ``actual_seq_lengths`` cumulative."""
     output = torch.zeros_like(query)
     statistics = torch.full((query.shape[0], options.heads, 1), float("inf")) if options.statistics else torch.empty(0)
@@ -266,59 +264,62 @@ def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options
     return output, statistics
 
 
+_INFERENCE_ARGUMENTS = (
+    "query", "key", "value", "num_heads", "num_key_value_heads", "scale", "input_layout", "atten_mask",
+    "actual_seq_lengths", "actual_seq_lengths_kv", "block_table", "block_size", "sparse_mode", "pre_tokens",
+    "next_tokens", "softmax_lse_flag", "inner_precise", "workspace", "out",
+)  # fmt: skip
+_RENAMED = {  # second version -> first
+    "num_query_heads": "num_heads", "softmax_scale": "scale", "actual_seq_qlen": "actual_seq_lengths",
+    "actual_seq_kvlen": "actual_seq_lengths_kv", "return_softmax_lse": "softmax_lse_flag",
+}  # fmt: skip
+
+
 @NPU.kernel("npu_fused_infer_attention_score")
-def npu_fused_infer_attention_score(query, key, value, *, num_heads=1, num_key_value_heads=0, scale=1.0,
-                                    input_layout="BSH", atten_mask=None, actual_seq_lengths=None,
-                                    actual_seq_lengths_kv=None, block_table=None, block_size=0, sparse_mode=0,
-                                    pre_tokens=UNBOUNDED, next_tokens=UNBOUNDED, softmax_lse_flag=False,
-                                    inner_precise=0, workspace=None, **others):  # fmt: skip
-    require(not any(value is not None and value not in (0, False) for value in others.values() if not torch.is_tensor(value))
-            and not any(torch.is_tensor(value) for value in others.values()),
-            f"arguments {sorted(others)} are not emulated")  # fmt: skip
-    options = Inference(num_heads, num_key_value_heads or num_heads, scale, input_layout,
-                        Mask(atten_mask, sparse_mode, pre_tokens, next_tokens), actual_seq_lengths,
-                        actual_seq_lengths_kv, block_table, block_size, softmax_lse_flag)  # fmt: skip
-    return _inference(query, key, value, options)
-
-
 @NPU.kernel("npu_fused_infer_attention_score.out")
-def npu_fused_infer_attention_score_out(query, key, value, *, out, **options):
-    output, statistics = npu_fused_infer_attention_score(query, key, value, **options)
-    out[0].copy_(output)
-    if options.get("softmax_lse_flag"):
-        out[1].copy_(statistics)
-    return out[0], out[1]
-
-
 @NPU.kernel("npu_fused_infer_attention_score_v2")
-def npu_fused_infer_attention_score_v2(query, key, value, *, num_query_heads=1, softmax_scale=1.0, actual_seq_qlen=None,
-                                       actual_seq_kvlen=None, return_softmax_lse=False, **options):  # fmt: skip
-    return npu_fused_infer_attention_score(
-        query, key, value, num_heads=num_query_heads, scale=softmax_scale, actual_seq_lengths=actual_seq_qlen,
-        actual_seq_lengths_kv=actual_seq_kvlen, softmax_lse_flag=return_softmax_lse, **options)  # fmt: skip
-
-
 @NPU.kernel("npu_fused_infer_attention_score_v2.out")
-def npu_fused_infer_attention_score_v2_out(query, key, value, *, out, **options):
-    output, statistics = npu_fused_infer_attention_score_v2(query, key, value, **options)
-    out[0].copy_(output)
-    if options.get("return_softmax_lse"):
-        out[1].copy_(statistics)
-    return out[0], out[1]
+def npu_fused_infer_attention_score(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inference operator; the forms with ``out`` write there."""
+    call.uses_only(*_INFERENCE_ARGUMENTS, *_RENAMED)
+    for name, first in _RENAMED.items():
+        if hasattr(call, name):
+            setattr(call, first, getattr(call, name))
+    options = Inference(
+        heads=call.num_heads,
+        kv_heads=call.num_key_value_heads or call.num_heads,
+        scale=call.scale,
+        layout=call.input_layout,
+        mask=Mask(call.atten_mask, call.sparse_mode, call.pre_tokens, call.next_tokens),
+        query_lengths=call.actual_seq_lengths,
+        key_lengths=call.actual_seq_lengths_kv,
+        block_table=call.block_table,
+        block_size=call.block_size,
+        statistics=call.softmax_lse_flag,
+    )
+    output, statistics = _inference(call.query, call.key, call.value, options)
+    if not hasattr(call, "out"):
+        return output, statistics
+    call.out[0].copy_(output)
+    if options.statistics:
+        call.out[1].copy_(statistics)
+    return call.out[0], call.out[1]
 
 
 @NPU.kernel("_npu_fused_infer_attention_score_get_max_workspace")
 @NPU.kernel("_npu_fused_infer_attention_score_v2_get_max_workspace")
 @NPU.kernel("_npu_fusion_attention_v3_get_max_workspace")
-def workspace(*_, **__):
+def workspace(call: Call) -> torch.Tensor:
+    """Scratch memory that nothing here needs."""
     return torch.empty(1024, dtype=torch.uint8)
 
 
 @NPU.kernel("_npu_fused_infer_attention_score_infer_output")
 @NPU.kernel("_npu_fused_infer_attention_score_v2_infer_output")
-def inferred_output(query, value, *, input_layout="BSH", **_):
-    require("_" not in input_layout, f"input_layout {input_layout!r} is not emulated")
-    return torch.empty(query.shape, dtype=query.dtype), torch.empty(1)
+def inferred_output(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty results of the right shape, asked for while a graph is captured."""
+    require("_" not in call.input_layout, f"input_layout {call.input_layout!r} is not emulated")
+    return torch.empty(call.query.shape, dtype=call.query.dtype), torch.empty(1)
 
 
 def register() -> None:

@@ -1,8 +1,7 @@
 """Compile the emulated AscendCL runtime and the operator layer for an environment that has torch and torch_npu.
 
-The real torch_npu links against CANN, which is not here. Its undefined symbols are found with ``nm``; those that the
-emulator implements come from ``native/*.cpp``, all others become stubs that answer "success" and are counted. The result
-is a folder of shared libraries, kept in a cache under a name that changes with the sources and the installed versions.
+The real torch_npu links against CANN, which is not here. Its undefined symbols are found with ``nm``; those that are
+emulated come from ``native/*.cpp``, all others become stubs that answer "success" and are counted. What comes out is a folder of shared libraries, kept in a cache under a name that changes with the sources and the installed versions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class BuildError(Exception):
 
 
 def build(site_packages: Path, cache: Path) -> Path:
-    """Return the folder of libraries for the torch and torch_npu in ``site_packages``; compile it if it is not cached."""
+    """Return the folder of libraries for the torch and torch_npu in ``site_packages``; compile what is not cached."""
     folder = cache / f"ascend-{_fingerprint(site_packages)}"
     if (folder / "complete").exists():
         return folder
@@ -144,7 +143,15 @@ def _build_operators(site_packages: Path, folder: Path) -> None:
         torch / "include", torch / "include/torch/csrc/api/include", torch_npu / "include",
         torch_npu / "include/third_party/acl/inc",
     )  # fmt: skip
-    libraries = (f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{folder}", "-ltorch_npu", "-lc10", "-ltorch_cpu", "-lascendcl")
+    libraries = (
+        f"-L{torch}/lib",
+        f"-L{torch_npu}/lib",
+        f"-L{folder}",
+        "-ltorch_npu",
+        "-lc10",
+        "-ltorch_cpu",
+        "-lascendcl",
+    )
     _compile(
         "g++", "-std=c++20", "-shared", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1", str(NATIVE / "ops.cpp"),
         *(f"-I{path}" for path in headers), "-o", str(folder / OPERATOR_LIBRARY), *libraries,
@@ -169,7 +176,9 @@ def _compile(compiler: str, *arguments: str) -> None:
 
 def _symbols(path: Path, *, dynamic: bool = True) -> tuple[set[str], set[str]]:
     """Undefined and defined symbols of a library or object, without versions; weak undefined ones may stay so."""
-    listing = subprocess.run(["nm", *(["-D"] if dynamic else []), str(path)], capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["nm", *(["-D"] if dynamic else []), str(path)], capture_output=True, text=True, check=False
+    )
     undefined, defined = set(), set()
     for line in listing.stdout.splitlines():
         *_, kind, name = line.split()
@@ -196,4 +205,6 @@ def _system_libraries() -> Sequence[Path]:
 def default_cache() -> Path:
     """Where compiled libraries are kept: ASCEND_EMULATOR_CACHE, else the user's cache folder."""
     chosen = os.environ.get("ASCEND_EMULATOR_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ascend-emulator"
+    return (
+        Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ascend-emulator"
+    )

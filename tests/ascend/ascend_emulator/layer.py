@@ -16,7 +16,7 @@ def _operators() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(os.environ[LIBRARIES_VARIABLE]) / "libascend_emulator_ops.so"))
     library.ascend_emulator_install.restype = ctypes.c_long
     library.ascend_emulator_add_rule.argtypes = [
-        ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p,
+        ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p,
     ]  # fmt: skip
     return library
 
@@ -33,9 +33,12 @@ def install() -> int:
     return int(_operators().ascend_emulator_install())
 
 
-def add_rule(name: str, *, waits: bool = False, never_captured: bool = False, dtypes: int = 0, reason: str = "") -> None:
-    """State a documented limit of an operator; ``dtypes`` has a bit per torch ScalarType, 0 = all but float64."""
-    _operators().ascend_emulator_add_rule(name.encode(), waits, never_captured, dtypes, reason.encode())
+def add_rule(name: str, flags: int, *, dtypes: int, ai_core: int, reason: str) -> None:
+    """State a documented limit of an operator; see :class:`ascend_emulator.rules.Rule`.
+
+    ``flags``: 1 = makes the host wait, 2 = never captured. ``dtypes`` and ``ai_core`` have a bit per torch ScalarType.
+    """
+    _operators().ascend_emulator_add_rule(name.encode(), flags, dtypes, ai_core, reason.encode())
 
 
 def shape_pass() -> bool:

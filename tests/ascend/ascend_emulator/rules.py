@@ -24,17 +24,23 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit; ``dtypes`` are those of all device arguments, empty = the default set."""
+    """One limit; ``dtypes`` are those of all device arguments, empty = the default set.
+
+    ``ai_core`` are the dtypes that run on the AI Core, empty = all; others run on the slow AI CPU and are counted as
+    "ai_cpu <operator>".
+    """
 
     waits: bool = False
     never_captured: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
+    ai_core: tuple[torch.dtype, ...] = ()
     reason: str = ""
 
 
 _SHIFT = Rule(
     never_captured=True,
     dtypes=INTEGERS,
+    ai_core=FLOATS,
     reason="RightShift and LeftShift run on the AI CPU, and their scalar operand is a host-to-device copy per call",
 )
 _MASKED = Rule(waits=True, reason="the result's size depends on values")
@@ -48,7 +54,14 @@ RULES: dict[str, Rule] = {
     "npu::npu_fusion_attention": Rule(
         never_captured=True, reason="documented as unsupported in graph mode and aclgraph; use npu_fusion_attention_v3"
     ),
-    # Shifts: ops-math math/right_shift (AI CPU task), op-plugin BitwiseRightShiftKernelNpuOpApi (copy_scalar_to_device).
+    # Integer arithmetic and scans: the AI Core lists of ops-math math/{floor_div,mul,sort,cumsum}.
+    **dict.fromkeys(("aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Scalar"),
+                    Rule(ai_core=(*FLOATS, torch.int32, torch.int8, torch.uint8))),
+    **dict.fromkeys(("aten::mul.Tensor", "aten::mul_.Tensor"),
+                    Rule(ai_core=(*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8, torch.bool))),
+    **dict.fromkeys(("aten::sort", "aten::sort.stable", "aten::argsort"), Rule(ai_core=FLOATS)),
+    "aten::cumsum": Rule(ai_core=(*FLOATS, torch.int32)),
+    # Shifts: ops-math math/right_shift is an AI CPU task, op-plugin's BitwiseRightShift calls copy_scalar_to_device.
     **dict.fromkeys(
         ("aten::__rshift__.Scalar", "aten::__rshift__.Tensor", "aten::__irshift__.Scalar", "aten::__irshift__.Tensor",
          "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_right_shift.Tensor",
@@ -72,5 +85,6 @@ RULES: dict[str, Rule] = {
 def register() -> None:
     """Hand the table to the operator layer."""
     for name, rule in RULES.items():
-        bits = sum(1 << _SCALAR_TYPES[dtype] for dtype in rule.dtypes)
-        layer.add_rule(name, waits=rule.waits, never_captured=rule.never_captured, dtypes=bits, reason=rule.reason)
+        dtypes, ai_core = (sum(1 << _SCALAR_TYPES[dtype] for dtype in group) for group in (rule.dtypes, rule.ai_core))
+        flags = rule.waits + 2 * rule.never_captured
+        layer.add_rule(name, flags, dtypes=dtypes, ai_core=ai_core, reason=rule.reason)

@@ -63,9 +63,9 @@ def replace_placeholder(module: ModuleType) -> None:
 
 
 @stand_in
-def _compute_slot_mapping_kernel(grid, num_tokens, max_num_tokens, query_start_loc, positions, block_table, stride,
-                                 block_size, slot_mapping, *, PAD_ID=-1, **_):  # noqa: N803  # fmt: skip
+def _compute_slot_mapping_kernel(grid: Any, *arguments: Any, PAD_ID: int = -1, **_: Any) -> None:  # noqa: N803
     """Cache slot of every token: its block in the request's table, and the place in the block."""
+    num_tokens, max_num_tokens, query_start_loc, positions, block_table, _stride, block_size, slot_mapping = arguments
     requests = grid[0] - 1
     starts = query_start_loc[: requests + 1].cpu().long()
     total = int(starts[-1])

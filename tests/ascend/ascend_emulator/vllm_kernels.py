@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ascend_emulator import layer, layer_kernels
-from ascend_emulator.reference import References, exists
 from torch.utils._pytree import tree_map
+
+from ascend_emulator import layer, layer_kernels
+from ascend_emulator.reference import Call, References, schemas
 
 OWN = References("_C_ascend")
 TRACED_ONLY = ("npu_dynamic_quant", "npu_quantize", "npu_add_rms_norm_quant", "npu_rms_norm_quant")
@@ -20,9 +21,9 @@ _traced = torch.library.Library("npu", "IMPL")
 
 
 @OWN.kernel("npu_add_rms_norm_bias")
-def npu_add_rms_norm_bias(x1, x2, gamma, beta=None, epsilon=1e-6):
-    normed, scale, total = layer_kernels.npu_add_rms_norm(x1, x2, gamma, epsilon)
-    return (normed if beta is None else normed + beta), scale, total
+def npu_add_rms_norm_bias(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    normed, factors, total = layer_kernels.npu_add_rms_norm(call)
+    return (normed if call.beta is None else normed + call.beta), factors, total
 
 
 def _shapes_of(name: str) -> Any:
@@ -31,11 +32,14 @@ def _shapes_of(name: str) -> Any:
 
     def kernel(*arguments: Any, **options: Any) -> Any:
         shape_only_calls[name] = shape_only_calls.get(name, 0) + 1
-        to_meta = lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731  # one use
-        results = operator(*tree_map(to_meta, arguments), **tree_map(to_meta, options))
+        results = operator(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
         return tree_map(_poisoned, results)
 
     return kernel
+
+
+def _on_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _poisoned(leaf: Any) -> Any:
@@ -51,6 +55,6 @@ def register() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in TRACED_ONLY:
         full = f"npu::{name}"
-        if exists(full) and has_kernel(full, "Meta") and not has_kernel(full, "CPU"):
+        if full in schemas() and has_kernel(full, "Meta") and not has_kernel(full, "CPU"):
             _traced.impl(name, _shapes_of(name), "CPU")
     layer.install()

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from qwen3tts_hw.errors import SettingsError
 
@@ -75,7 +75,6 @@ class Settings:
             raise SettingsError(
                 f"first_chunk_frames {self.first_chunk_frames} is larger than chunk_frames {self.chunk_frames}"
             )
-
         for folder in listed(self.ref_audio_allowed_folders):
             if not folder.startswith("/") or ".." in folder.split("/"):
                 raise SettingsError(f"ref_audio_allowed_folders names {folder!r}; an absolute path is needed")
@@ -90,6 +89,8 @@ class Settings:
             if variable.startswith(ENVIRONMENT_PREFIX):
                 name = variable[len(ENVIRONMENT_PREFIX) :].lower()
                 merged[name] = _convert(name, raw, known, source=variable)
+        if not isinstance(values, Mapping | None):
+            raise SettingsError(f"qwen3tts is {values!r}; an object of settings was expected")
         for name, raw in (values or {}).items():
             merged[name] = _convert(name, raw, known, source=f"qwen3tts.{name}")
         return cls(**merged)
@@ -116,9 +117,11 @@ def _convert(name: str, raw: Any, known: Mapping[str, str], source: str) -> Any:
             return False
         raise SettingsError(f"{source} is {raw!r}; expected true or false")
     if kind == "int":
+        if isinstance(raw, bool) or not isinstance(raw, int | str):
+            raise SettingsError(f"{source} is {raw!r}; expected an integer")
         try:
-            return int(cast(Any, raw))
-        except (TypeError, ValueError):
+            return int(raw)
+        except ValueError:
             raise SettingsError(f"{source} is {raw!r}; expected an integer") from None
     if not isinstance(raw, str):
         raise SettingsError(f"{source} is {raw!r}; expected a string")

@@ -18,12 +18,14 @@
 namespace emulator {
 
 struct Graph;
+struct Stream;
 
 struct Event {
   bool external = false;    // may be waited for and recorded from different graphs and streams
   uint64_t issued = 0;      // number of the last record that was queued
   uint64_t recorded = 0;    // number of the last record that has run; 1/0 for an external event
   Graph* capture = nullptr;  // the capture this event was recorded in: it then orders streams of that capture only
+  Stream* stream = nullptr;  // where it was recorded last
   double milliseconds = 0;
 };
 
@@ -37,8 +39,6 @@ struct Task {
   volatile uint32_t* address = nullptr;  // of that value
 };
 using TaskPtr = std::shared_ptr<Task>;
-
-struct Stream;
 
 struct Graph {
   std::vector<TaskPtr> tasks;

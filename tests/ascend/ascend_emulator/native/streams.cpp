@@ -64,6 +64,17 @@ std::vector<Stream*> all_streams() {
   return {streams.begin(), streams.end()};
 }
 
+// Run one task that brings `stream` on: its own first one, or one of the stream whose event it is waiting for.
+bool advance(Stream* stream) {
+  for (int depth = 0; stream && depth < 16; ++depth) {
+    if (step(stream)) return true;
+    Lock lock(mutex);
+    const bool waits = !stream->queue.empty() && stream->queue.front()->kind == Task::Kind::kWaitEvent;
+    stream = waits ? stream->queue.front()->event->stream : nullptr;
+  }
+  return false;
+}
+
 // Let the other streams take one task each; true if any did.
 bool step_others(Stream* stream) {
   bool progress = false;
@@ -131,14 +142,14 @@ void enqueue(Stream* stream, TaskPtr task) {
   if (!deferring()) run_pending(stream);
 }
 
-// Run tasks, first those of `stream`, others only where it is stuck, until `done`.
+// Run tasks until `done`: those of `stream` and what it waits for; others only if that leads nowhere.
 int wait_for(const std::function<bool()>& done, Stream* stream, const char* who) {
   for (int round = 0; round < kPatience;) {
     {
       Lock lock(mutex);
       if (done()) return ACL_SUCCESS;
     }
-    if ((stream && step(stream)) || step_others(stream)) {
+    if (advance(stream) || step_others(stream)) {
       round = 0;
       continue;
     }
@@ -304,6 +315,7 @@ EXPORT aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
       return ACL_SUCCESS;
     }
     event->capture = nullptr;
+    event->stream = stream;
     number = ++event->issued;
   }
   enqueue(stream, event_task(Task::Kind::kRecordEvent, event, number));
@@ -357,7 +369,7 @@ EXPORT aclError aclrtSynchronizeEvent(aclrtEvent handle) {
     }
   }
   count("event_syncs");
-  return wait_for([&] { return event->recorded >= event->issued; }, nullptr, "aclrtSynchronizeEvent");
+  return wait_for([&] { return event->recorded >= event->issued; }, event->stream, "aclrtSynchronizeEvent");
 }
 
 EXPORT aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qwen3tts_hw.errors import Qwen3TTSError, RequestError
+from qwen3tts_hw.errors import Qwen3TTSError, RequestError, UnsupportedError
 
 _DISTRIBUTIONS = (
     "qwen3tts-hw",
@@ -97,6 +97,9 @@ def _synthesize(options: argparse.Namespace) -> int:
 
     if options.greedy and options.temperature not in (None, 0.0):
         raise RequestError("temperature", f"--greedy and --temperature {options.temperature} contradict each other")
+    for option, path in (("--out", options.out), ("--codes", options.codes)):
+        if path is not None:
+            _check_writable(option, path)
     engine = LocalEngine.load(options.model, device=options.device, dtype=options.dtype)
     request = build_request(
         engine.config,
@@ -119,7 +122,8 @@ def _synthesize(options: argparse.Namespace) -> int:
     took = time.perf_counter() - start
     write_wav(options.out, result.pcm)
     if options.codes is not None:
-        np.save(options.codes, result.codes)
+        with options.codes.open("wb") as file:  # given a path, numpy would add a suffix
+            np.save(file, result.codes)
     seconds = len(result.codes) / FRAMES_PER_SECOND
     sys.stdout.write(
         f"{options.out}: {seconds:.2f} s of audio, {len(result.codes)} frames, finish reason "
@@ -127,6 +131,14 @@ def _synthesize(options: argparse.Namespace) -> int:
         f"on {engine.backend.device}, {engine.attention_name}, {engine.graph_mode}\n"
     )
     return 0
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Refuse a path that cannot be written, before the work and not after it."""
+    if path.is_dir():
+        raise UnsupportedError(f"{option} {path} is a folder; the name of a file was expected")
+    if not path.parent.is_dir():
+        raise UnsupportedError(f"{option} {path} cannot be written: the folder {path.parent} does not exist")
 
 
 def _make_checkpoint(options: argparse.Namespace) -> int:

@@ -42,13 +42,17 @@ def make_checkpoint(
     files are copied; without it a small tokenizer is written. Without ``end_of_speech`` the model never stops by
     itself, so every request runs to its frame limit. The same arguments give the same bytes on every machine.
     ``progress`` is called with the bytes written so far and in all. Raises UnsupportedError for a variant or size that
-    does not exist, CheckpointError if ``out`` holds something or the tokenizer directory is incomplete.
+    does not exist, CheckpointError if ``out`` holds something or cannot be made, or the tokenizer directory is
+    incomplete.
     """
     root = Path(out)
     compose(variant, size, _UNKNOWN_TOKENS, 0)  # refuse an unknown variant or size before anything is written
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise CheckpointError(f"{root} already exists and is not an empty directory")
-    (root / CODEC_SUBFOLDER).mkdir(parents=True, exist_ok=True)
+    try:
+        (root / CODEC_SUBFOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be made: {error.strerror}") from error
     vocabulary = write_tokenizer(root) if tokenizer is None else copy_tokenizer(Path(tokenizer), root)
     # Published sizes keep the published number of embedding rows, for memory and speed as they will be.
     rows = vocabulary.size if is_small(size) else max(vocabulary.size, PUBLISHED_TEXT_VOCAB_SIZE)

@@ -1,0 +1,179 @@
+"""The command line, called in this process: what it writes, and one sentence with exit code 2 for a user's error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+from qwen3tts_hw.checkpoint.reader import open_checkpoint
+from qwen3tts_hw.cli import main
+from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLES_PER_FRAME
+
+
+@pytest.fixture
+def endless(tiny_checkpoint):
+    return tiny_checkpoint(end_of_speech=False)
+
+
+@pytest.fixture
+def speak(endless, tmp_path, capsys):
+    """Synthesize into ``tmp_path``; return codes, samples and what was printed."""
+
+    def call(*options):
+        out, codes = tmp_path / "out.wav", tmp_path / "out.codes"
+        arguments = ["--model", endless, "--text", "Good morning.", "--voice", "Ryan", "--out", out, "--codes", codes]
+        assert main(["synthesize", *map(str, (*arguments, *options))]) == 0
+        with wave.open(str(out)) as file:
+            assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+        return np.load(codes), samples, capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def error_of(capsys):
+    """Run a command that must be refused; return its one sentence."""
+
+    def call(*arguments):
+        assert main([str(argument) for argument in arguments]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+    return call
+
+
+class TestSynthesize:
+    def test_greedy_codes_and_audio(self, speak):
+        codes, samples, printed = speak("--greedy", "--max-frames", "5")
+        assert (codes.dtype, codes.shape) == (np.int64, (5, NUM_CODEBOOKS))
+        assert codes.min() >= 0
+        assert codes.max() < CODEBOOK_SIZE
+        assert len(samples) == 5 * SAMPLES_PER_FRAME
+        assert np.abs(samples.astype(int)).max() > 100
+        assert "0.40 s of audio, 5 frames, finish reason length" in printed
+        again, _, _ = speak("--greedy", "--max-frames", "3", "--seed", "77")
+        assert (again == codes[:3]).all()
+
+    def test_the_seed_decides(self, speak):
+        first, _, printed = speak("--seed", "5", "--max-frames", "3")
+        assert "seed 5," in printed
+        assert (speak("--seed", "5", "--max-frames", "3", "--dtype", "float32", "--device", "cpu")[0] == first).all()
+        assert (speak("--seed", "6", "--max-frames", "3")[0] != first).any()
+
+    @pytest.mark.parametrize("frames", [1, 2, 9])
+    def test_the_limit_is_a_number_of_frames(self, speak, frames):
+        codes, samples, _ = speak("--max-frames", str(frames))
+        assert len(codes) == frames
+        assert len(samples) == frames * SAMPLES_PER_FRAME
+
+    def test_a_fresh_seed_is_printed(self, speak):
+        first, _, printed = speak("--max-frames", "2")
+        seed = printed.partition("seed ")[2].partition(",")[0]
+        assert (speak("--max-frames", "2", "--seed", seed)[0] == first).all()
+
+
+class TestSynthesizeErrors:
+    def test_requests(self, error_of, endless, tmp_path):
+        start = ["synthesize", "--model", endless, "--out", tmp_path / "x.wav", "--text"]
+        assert error_of(*start, "Hi", "--voice", "nobody").startswith("voice: unknown voice 'nobody'; supported: ")
+        assert error_of(*start, "Hi").startswith("voice: voice is missing")
+        assert error_of(*start, " ", "--voice", "ryan").startswith("input: ")
+        assert error_of(*start, "Hi", "--voice", "ryan", "--max-frames", "0").startswith("max_new_tokens: ")
+        assert error_of(*start, "Hi", "--voice", "ryan", "--seed", "-1").startswith("seed: ")
+        assert error_of(*start, "Hi", "--voice", "ryan", "--top-p", "nan").startswith("top_p: ")
+        greedy = error_of(*start, "Hi", "--voice", "ryan", "--greedy", "--temperature", "0.5")
+        assert greedy == "temperature: --greedy and --temperature 0.5 contradict each other"
+        assert not (tmp_path / "x.wav").exists()
+
+    @pytest.mark.parametrize("model", ["missing", "Qwen/Qwen3-TTS", "file"])
+    def test_no_checkpoint_directory(self, error_of, tmp_path, model):
+        (tmp_path / "file").write_text("")
+        message = error_of("synthesize", "--model", tmp_path / model, "--text", "Hi", "--out", tmp_path / "x.wav")
+        assert "does not exist" in message
+
+    def test_a_damaged_checkpoint(self, error_of, tmp_path, capsys):
+        assert main(["make-checkpoint", str(tmp_path / "tiny")]) == 0
+        capsys.readouterr()
+        weights = tmp_path / "tiny" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-4])
+        command = ["synthesize", "--model", tmp_path / "tiny", "--text", "Hi", "--out", tmp_path / "x.wav"]
+        assert "model.safetensors is cut short" in error_of(*command)
+        (tmp_path / "tiny" / "config.json").write_text("{}")
+        assert "model_type is None" in error_of(*command)
+
+    @pytest.mark.parametrize("option", ["--out", "--codes"])
+    def test_files_that_cannot_be_written(self, error_of, tmp_path, option):
+        """Said before the model is loaded: there is none."""
+        start = ["synthesize", "--model", "none", "--text", "Hi"]
+        other = ["--out", tmp_path / "x.wav"] if option == "--codes" else []
+        assert error_of(*start, *other, option, tmp_path / "no" / "x").endswith(
+            f"folder {tmp_path / 'no'} does not exist"
+        )
+        assert error_of(*start, *other, option, tmp_path).endswith("the name of a file was expected")
+
+
+class TestMakeCheckpoint:
+    def test_writes_a_checkpoint(self, tmp_path, capsys):
+        out = tmp_path / "tiny"
+        assert main(["make-checkpoint", "--variant", "voice_design", "--seed", "4", str(out)]) == 0
+        assert capsys.readouterr().out == f"{out}\n"
+        checkpoint = open_checkpoint(out)
+        checkpoint.check()
+        assert checkpoint.config.variant == "voice_design"
+
+    def test_refusals(self, error_of, tmp_path, endless):
+        assert "not an empty directory" in error_of("make-checkpoint", endless)
+        (tmp_path / "file").write_text("")
+        assert "cannot be made" in error_of("make-checkpoint", tmp_path / "file" / "tiny")
+        assert "no voice_design" in error_of(
+            "make-checkpoint", "--variant", "voice_design", "--size", "tiny-0.6B", tmp_path / "x"
+        )
+        assert error_of("make-checkpoint", "--tokenizer", tmp_path / "none", tmp_path / "y")
+
+
+class TestDoctor:
+    def test_json(self, capsys):
+        assert main(["doctor", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert set(report) == {"versions", "devices", "would use", "settings"}
+        assert report["versions"]["torch"] != "not installed"
+        assert set(report["devices"]) == {"cpu", "cuda", "npu"}
+        assert {"device", "attention op", "frame step"} <= set(report["would use"])
+
+    def test_table(self, capsys):
+        assert main(["doctor"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[0] == "versions"
+        assert any(line.split()[:2] == ["attention", "op"] for line in printed)
+
+    def test_settings_that_cannot_be_met(self, error_of, monkeypatch):
+        monkeypatch.setenv("QWEN3TTS_GRAPHS", "maybe")
+        assert error_of("doctor") == "graphs is 'maybe'; supported: auto, on, off, recording"
+
+
+class TestParser:
+    @pytest.mark.parametrize(
+        "arguments",
+        [[], ["speak"], ["synthesize"], ["make-checkpoint", "--size", "7B", "x"], ["doctor", "--yaml"]],
+    )
+    def test_usage_errors(self, arguments, capsys):
+        with pytest.raises(SystemExit) as raised:
+            main(arguments)
+        assert raised.value.code == 2
+        assert "usage: qwen3tts-hw" in capsys.readouterr().err
+
+    def test_it_runs_as_a_module(self):
+        """In a process of its own, which must not need torch to print its help."""
+        run = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('qwen3tts_hw', run_name='__main__')"
+        done = subprocess.run([sys.executable, "-c", run, "--help"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "synthesize" in done.stdout

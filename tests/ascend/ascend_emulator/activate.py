@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
 from ascend_emulator import attention_kernels, layer, layer_kernels, rules
 
+REPORT_VARIABLE = "ASCEND_EMULATOR_REPORT"  # a folder: each process keeps a file of its counters there
+REPORT_EVERY_S = 0.2
 _active = False
 
 
@@ -17,6 +25,18 @@ def after_torch_npu() -> None:
     rules.register()
     layer.install()
     _active = True
+    if REPORT_VARIABLE in os.environ:
+        folder = Path(os.environ[REPORT_VARIABLE])
+        threading.Thread(target=_keep_report, args=(folder / f"{os.getpid()}.json",), daemon=True).start()
+
+
+def _keep_report(path: Path) -> None:
+    """Write the counters again and again: a server's processes are often killed, so nothing would run at their end."""
+    partial = path.with_suffix(".partial")
+    while True:
+        partial.write_text(json.dumps(layer.counters()))
+        partial.rename(path)
+        time.sleep(REPORT_EVERY_S)
 
 
 def after_vllm_ascend_operators() -> None:

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 EXPECT ?= vllm
 RUN := $(VENV)/bin/python
 
-.PHONY: setup check test test-fast demo bench clean
+.PHONY: setup check test test-fast test-ascend-light test-ascend demo bench clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py --venv "$(VENV)" --platform $(PLATFORM) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
@@ -24,8 +24,18 @@ check: setup
 	$(VENV)/bin/lint-imports
 	$(RUN) -m pytest -q tests/test_architecture.py
 
-test: check
+test: check test-ascend-light
 	$(RUN) -m pytest -p tests.expected_groups $(EXPECT:%=--expect-marker %) $(PYTEST_ARGS)
+
+# An emulated Ascend device: the real torch_npu (and for test-ascend vLLM and vllm-ascend) in environments of their own.
+# Nothing of it runs on hardware. The first run makes the environments: 1 GB for the light one, 8 GB for the full one.
+BED = $(PYTHON) tests/ascend/beds.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+test-ascend-light:
+	$(BED) light -- python -m pytest -q tests/ascend/light $(PYTEST_ARGS)
+
+test-ascend: test-ascend-light
+	$(BED) full -- python -m pytest -q -rP -W default tests/ascend/full $(PYTEST_ARGS)
 
 test-fast: setup
 	$(RUN) -m pytest -q -m "not slow and not vllm" $(PYTEST_ARGS)

@@ -188,8 +188,8 @@ class Inference:
             require(size in (128, 192), f"layout TND takes head sizes 128 and 192, got {size}")
             require(self.query_lengths is not None, "layout TND needs actual_seq_lengths")
             assert self.query_lengths is not None
-            require(self.query_lengths[-1] == query.shape[0],
-                    f"the last of actual_seq_lengths is {self.query_lengths[-1]}, but there are {query.shape[0]} rows")  # fmt: skip
+            end, rows = self.query_lengths[-1], query.shape[0]
+            require(end == rows, f"the last of actual_seq_lengths is {end}, but there are {rows} rows")
         if self.block_table is not None:
             require(self.block_size % 16 == 0 and self.block_size > 0, f"block_size {self.block_size}")
 

@@ -1,7 +1,8 @@
 """Compile the emulated AscendCL runtime and the operator layer for an environment that has torch and torch_npu.
 
-The real torch_npu links against CANN, which is not here. Its undefined symbols are found with ``nm``; those that are
-emulated come from ``native/*.cpp``, all others become stubs that answer "success" and are counted. What comes out is a folder of shared libraries, kept in a cache under a name that changes with the sources and the installed versions.
+The real torch_npu links against CANN, which is not here. Its undefined symbols are found with ``nm``: those that are
+emulated come from ``native/*.cpp``, all others become stubs that answer "success" and are counted. The result is a
+folder of shared libraries, kept in a cache under a name that changes with the sources and the installed versions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """``vllm serve`` over vllm-ascend on the emulated device, in every graph mode of vllm-ascend.
 
-float32 runs compare exactly with the CPU; they need the emulator's permission to use float32 in the inference attention,
-which a device refuses. bfloat16 runs keep every documented rule, and are compared with each other across modes.
+float32 runs compare exactly with the CPU; they need the emulator's permission to use float32 in the inference
+attention, which a device refuses. bfloat16 runs keep every documented rule and are compared across modes.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import pytest
 
 pytest.importorskip("vllm_ascend", reason="needs vllm-ascend")
 
-from qwen3tts_hw.engine.local import LocalEngine  # noqa: E402
-from qwen3tts_hw.prompt.request import build_request  # noqa: E402
-from qwen3tts_hw.settings import Settings  # noqa: E402
-from tests.ascend.full.server import Server, Wanted  # noqa: E402
+from qwen3tts_hw.engine.local import LocalEngine
+from qwen3tts_hw.prompt.request import build_request
+from qwen3tts_hw.settings import Settings
+from tests.ascend.full.server import Server, Wanted
 
 MODES = ("eager", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 REQUESTS = 8
@@ -70,8 +71,11 @@ class TestFloat32:
             "copies host to device": counts["copies_host_to_device"] / steps,
             "copies device to host": counts["copies_device_to_host"] / steps,
         }
-        print(f"\n{server.mode}: per step, mean of {steps}:", {name: round(n, 2) for name, n in figures.items()})
-        assert replays >= (1 if server.mode == "eager" else 1.5), "the frame step is one replay, the talker's come on top"
+        rounded = {name: round(number, 2) for name, number in figures.items()}
+        sys.stdout.write(f"\n{server.mode}: per step, mean of {steps}: {rounded}\n")
+        assert replays >= (1 if server.mode == "eager" else 1.5), (
+            "the frame step is one replay, the talker's come on top"
+        )
         assert not [name for name in counts if name.startswith("refused")]
 
     def test_the_mode_was_reached(self, server):

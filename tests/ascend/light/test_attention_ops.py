@@ -105,5 +105,5 @@ def test_a_mask_with_wrong_contents_is_refused_when_the_op_is_built(monkeypatch,
         npu_fusion, "compressed_causal_mask", lambda at: masks[wrong].to(at) if at.type == "npu" else original(at)
     )
     device = backend("npu").device
-    with pytest.raises(AttentionMaskError, match="inverted|lower triangle|diagonal is masked"):
+    with pytest.raises(AttentionMaskError, match=r"inverted|lower triangle|diagonal is masked"):
         NpuFusionAttention(load_kernel("npu_fusion_attention_v3", device), device, name="v3")

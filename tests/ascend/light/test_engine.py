@@ -33,7 +33,13 @@ def load(tiny_checkpoint):
 
 def synthesize(engine, temperature, frames=FRAMES):
     request = build_request(
-        engine.config, engine.settings, text=TEXT, voice="serena", temperature=temperature, seed=5, max_new_tokens=frames
+        engine.config,
+        engine.settings,
+        text=TEXT,
+        voice="serena",
+        temperature=temperature,
+        seed=5,
+        max_new_tokens=frames,
     )
     return engine.synthesize(request)
 

@@ -1,4 +1,4 @@
-"""The emulator catches what it claims to catch. Each test plants one mistake and must see it refused or see it in data."""
+"""The emulator catches what it claims to: each test plants one mistake and must see it refused, or see it in data."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class TestMemory:
             result.fill_(3.0)
 
     def test_a_stale_input_buffer_shows(self):
-        graph_input = torch.ones(1 << 20, device=NPU)
-        graph, result = capture(lambda: graph_input * 2)
+        kept = [torch.ones(1 << 20, device=NPU)]
+        graph, result = capture(lambda: kept[0] * 2)
         graph.replay()
         assert result[0].item() == 2.0
-        del graph_input  # the graph still reads this address
+        kept.clear()  # the graph still reads this address
         torch.npu.synchronize()
         intruder = torch.full((1 << 20,), 5.0, device=NPU)
         graph.replay()
@@ -85,7 +85,17 @@ class TestCapture:
             (lambda x: x.to(torch.int32) >> 3, "cannot be captured.*AI CPU"),
             (lambda x: x[torch.tensor([0, 1])], "host tensor"),
         ],
-        ids=["item", "boolean index", "nonzero", "cpu", "pageable copy", "blocking copy", "sync", "shift", "host index"],
+        ids=[
+            "item",
+            "boolean index",
+            "nonzero",
+            "cpu",
+            "pageable copy",
+            "blocking copy",
+            "sync",
+            "shift",
+            "host index",
+        ],
     )
     def test_what_a_device_cannot_capture_is_refused(self, mistake, message):
         x = torch.ones(4, device=NPU)
@@ -104,7 +114,7 @@ class TestCapture:
         x = torch.ones(4, device=NPU)
         inner, _ = capture(lambda: x + 1)
         outer = torch.npu.NPUGraph()
-        with pytest.raises(RuntimeError, match="107030|during capturing stage"), torch.npu.graph(outer):
+        with pytest.raises(RuntimeError, match=r"107030|during capturing stage"), torch.npu.graph(outer):
             inner.replay()
 
     def test_the_eager_only_attention_is_refused(self):
@@ -164,7 +174,7 @@ class TestOperators:
 
     def test_float64_is_refused(self):
         x = torch.ones(2, dtype=torch.float64).npu()
-        with pytest.raises(RuntimeError, match="aten::add.Tensor does not take Double"):
+        with pytest.raises(RuntimeError, match=r"aten::add\.Tensor does not take Double"):
             x + x
 
     @pytest.mark.parametrize(
@@ -184,8 +194,8 @@ class TestOperators:
         ],
     )
     def test_documented_refusals_of_the_fusion_operator(self, changes, message):
-        good = {"query": heads(4, 16), "key": heads(2, 16), "value": heads(2, 16), "head_num": 4, "input_layout": "BNSD",
-                "sparse_mode": 2, "atten_mask": compressed_causal_mask(NPU)}  # fmt: skip
+        good = {"query": heads(4, 16), "key": heads(2, 16), "value": heads(2, 16), "head_num": 4, "sparse_mode": 2,
+                "input_layout": "BNSD", "atten_mask": compressed_causal_mask(NPU)}  # fmt: skip
         V3(**good)
         mask = changes.get("atten_mask")
         changed = {**good, **changes, **({"atten_mask": mask.npu()} if mask is not None else {})}
@@ -197,7 +207,10 @@ class TestOperators:
         [
             ({"query": heads(4, 1, torch.float32)}, "float16 or bfloat16 only"),
             ({"key": heads(16, 2).transpose(1, 2)}, "key is not contiguous"),
-            ({"query": heads(4, 1, size=24), "key": heads(2, 16, size=24), "value": heads(2, 16, size=24)}, "multiple of 16"),
+            (
+                {"query": heads(4, 1, size=24), "key": heads(2, 16, size=24), "value": heads(2, 16, size=24)},
+                "multiple of 16",
+            ),
         ],
     )
     def test_documented_refusals_of_the_inference_operator(self, changes, message):

@@ -53,7 +53,9 @@ class Binder:
 
 def _fits(value, kind: str) -> bool:
     kinds = {"Tensor": torch.Tensor, "int": int, "float": float, "str": str, "bool": bool}
-    return (value is None and "Optional" in kind) or isinstance(value, kinds[kind.removeprefix("Optional[").rstrip("]")])
+    return (value is None and "Optional" in kind) or isinstance(
+        value, kinds[kind.removeprefix("Optional[").rstrip("]")]
+    )
 
 
 @pytest.mark.parametrize("lengths", [(1, 5), (4, 4)], ids=str)

@@ -115,7 +115,8 @@ void for_each_tensor(const IValue& value, const std::function<void(const Tensor&
 void wait_for_stream(const std::string& name, Mode mode) {
   TORCH_CHECK(mode != Mode::kCapture, "[ascend emulator] ", name,
               " makes the host wait for the device while the stream is capturing (on a device: error 107027/107030)");
-  TORCH_CHECK(emulator::synchronize(current_stream(), name.c_str()) == 0, "[ascend emulator] ", name, ": stream failed");
+  const int error = emulator::synchronize(current_stream(), name.c_str());
+  TORCH_CHECK(error == 0, "[ascend emulator] ", name, ": the stream failed with ", error);
 }
 
 void check_arguments(const std::string& name, const Rule& rule, const std::vector<IValue>& arguments, Mode mode) {

@@ -1,7 +1,7 @@
 // What the emulated AscendCL runtime offers to its own parts and to the operator layer.
 //
-// One process, one fake device whose memory is host memory. Streams run their tasks in order; a stream parks on an event
-// or a value that has not come yet. While a stream is capturing, tasks go into the graph instead and nothing runs.
+// One process, one fake device whose memory is host memory. Streams run their tasks in order; a stream parks on an
+// event or a value that has not come yet. While a stream is capturing, tasks go into the graph instead and nothing runs.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -120,7 +120,8 @@ class Call {
       return written(Tensor(), pair.device.as_strided(result.sizes(), result.strides(), offset));
     }
     const c10::Device device(c10::DeviceType::PrivateUse1, c10_npu::getCurrentNPUStream().device_index());
-    Tensor fresh = at::empty_strided(result.sizes(), result.strides(), result.options().device(device).pinned_memory(false));
+    const auto options = result.options().device(device).pinned_memory(false);
+    Tensor fresh = at::empty_strided(result.sizes(), result.strides(), options);
     if (!recorded_ && fresh.numel()) host_view(fresh).copy_(result);
     return written(host_view(fresh), fresh);
   }
@@ -200,7 +201,11 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (waits || !emulator::defers(stream)) {
     target.copy_(value);
   } else {
-    TORCH_CHECK(emulator::submit(stream, name, [target, value] { c10::InferenceMode mode(true); target.copy_(value); }) == 0);
+    auto run = [target, value] {
+      c10::InferenceMode inference(true);
+      target.copy_(value);
+    };
+    TORCH_CHECK(emulator::submit(stream, name, run) == 0, "[ascend emulator] ", name, " could not be queued");
   }
   return self;
 }
@@ -217,8 +222,8 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
   return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
 }
 
-// Fresh memory is poisoned also when the allocator hands a used block out again, and at every replay of a graph in which
-// it was allocated: whoever reads before writing sees NaN or -1.
+// Fresh memory is poisoned also when the allocator hands a used block out again, and at every replay of a graph in
+// which it was allocated: whoever reads before writing sees NaN or -1.
 void poison(const Tensor& t) {
   const size_t bytes = t.storage().nbytes();
   if (bytes == 0) return;
@@ -241,7 +246,8 @@ Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::op
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+                     std::optional<at::Layout> layout, std::optional<at::Device> device,
+                     std::optional<bool> pin_memory) {
   int64_t last = 0;
   for (size_t i = 0; i < size.size(); ++i) last = size[i] == 0 || last < 0 ? -1 : last + (size[i] - 1) * stride[i];
   Tensor result = empty({last + 1}, dtype, layout, device, pin_memory, std::nullopt);
@@ -251,7 +257,8 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
 
 // Kernels of torch_npu that stay: they handle geometry and memory, not values.
 const std::set<std::string> kKept = {
-    "aten::scaled_dot_product_attention", "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::view.dtype", "aten::resize_", "aten::set_.source_Storage",
+    "aten::scaled_dot_product_attention", "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::view.dtype",
+    "aten::resize_", "aten::set_.source_Storage",
     "aten::set_.source_Storage_storage_offset", "aten::set_", "aten::set_.source_Tensor", "aten::alias",
     "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::is_set_to", "aten::unfold",
     "aten::_has_compatible_shallow_copy_type", "npu::get_npu_format", "npu::npu_format_cast", "npu::npu_format_cast_",
@@ -260,25 +267,22 @@ const std::set<std::string> kKept = {
     // and these have a kernel of their own here
     "aten::copy_", "aten::_local_scalar_dense", "aten::_to_copy", "aten::empty.memory_format", "aten::empty_strided"};
 
-bool computes_on_host(const OperatorHandle& op) {
-  for (auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CompositeImplicitAutograd,
-                   c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
-    if (op.hasKernelForDispatchKey(key)) return true;
-  }
-  return false;
-}
-
 bool is_composite(const OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+bool computes_on_host(const OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || is_composite(op);
+}
+
 torch::Library& library(const std::string& space) {
   static std::map<std::string, std::unique_ptr<torch::Library>> libraries;
   auto& entry = libraries[space];
   if (!entry) {
-    entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    constexpr auto key = c10::DispatchKey::PrivateUse1;
+    entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
   }
   return *entry;
 }
@@ -305,7 +309,9 @@ EXPORT long ascend_emulator_install() {
     if (!op || !op->hasSchema() || kKept.count(full)) continue;
     const std::string local = full.substr(space.size() + 2);
     const bool has_kernel = op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
-    if (!has_kernel && (space != "aten" || is_composite(*op) || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))) continue;
+    // Without a device kernel, a composite operator falls apart into others; one that only the host computes is refused.
+    const bool host_only = op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_composite(*op);
+    if (!has_kernel && (space != "aten" || !host_only)) continue;
     if (!done.insert(full).second) continue;
     auto function = !has_kernel            ? torch::CppFunction::makeFromBoxedFunction<&without_kernel>()
                     : computes_on_host(*op) ? torch::CppFunction::makeFromBoxedFunction<&any_operator>()
@@ -316,7 +322,8 @@ EXPORT long ascend_emulator_install() {
   return replaced;
 }
 
-EXPORT void ascend_emulator_add_rule(const char* name, int flags, uint64_t dtypes, uint64_t ai_core, const char* reason) {
+EXPORT void ascend_emulator_add_rule(const char* name, int flags, uint64_t dtypes, uint64_t ai_core,
+                                     const char* reason) {
   rules[name] = Rule{(flags & 1) != 0, (flags & 2) != 0, dtypes, ai_core, reason};
 }
 

@@ -14,6 +14,7 @@ import torch
 from qwen3tts_hw import graph_wrappers
 from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
 from qwen3tts_hw.engine.state import Admission, SlotTable
+from qwen3tts_hw.model.sampling import SamplingRows, frame_key
 from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
 from tests.unit.tiny_model import BACKEND, load_model
@@ -126,6 +127,17 @@ class TestFrames:
         code0 = logits[:CODEBOOK_SIZE].argmax()[None]
         residual = steps.model.predictor(hidden[None], code0, steps.table.residual_rows(torch.tensor([0])), key)
         assert steps.frames(0)[0].tolist() == [*code0.tolist(), *residual[0].tolist()]
+
+    @pytest.mark.parametrize("residual", [0.0, 1.2])
+    def test_each_stage_has_its_own_sampling(self, steps, residual):
+        steps.admit(0, replace(SAMPLED, temperature=0.6, residual_temperature=residual, residual_top_k=9))
+        steps.run(0, count=3)
+        for frame, codes in enumerate(steps.frames(0).long()):
+            hidden, _ = steps.row(0, PROMPT - 1 + frame)
+            key = frame_key(*steps.table.seeds(torch.tensor([0])), torch.tensor([frame], dtype=torch.int32))
+            rows = SamplingRows(torch.tensor([residual]), torch.tensor([9]), torch.ones(1))
+            expected = steps.model.predictor(hidden[None], codes[:1], rows, key)
+            assert codes[1:].tolist() == expected[0].tolist()
 
     def test_code_0_is_legal(self, steps):
         steps.admit(0)

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Everything that is measured on one NVIDIA H200, in one call of under 10 minutes.
+#
+#   benchmarks/run_h200.sh [RESULTS_DIR]        default: benchmarks/results
+#
+# Writes a random 1.7B CustomVoice checkpoint that never ends by itself, then runs the predictor and codec benchmarks and
+# serves the checkpoint with plain `vllm serve`: start-up cold and warm, closed loops, Poisson arrivals; every utterance
+# is 10 s. Each program's last line (JSON with versions, commit and device) becomes one file. Environment:
+#   PYTHON   interpreter of an environment with this package and vLLM (default python3)
+#   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
+#   ONLY     some of: predictor codec serving (default: all)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+results=$(mkdir -p "${1:-benchmarks/results}" && cd "${1:-benchmarks/results}" && pwd)
+python=${PYTHON:-python3}
+work=${WORK:-$(mktemp -d)}
+only=${ONLY:-predictor codec serving}
+port=${PORT:-8199}
+export VLLM_PLUGINS=qwen3tts_hw VLLM_NO_USAGE_STATS=1
+server=
+
+keep() { # keep NAME: the last line of the log becomes NAME.json
+    tail -n 1 "$results/$1.log" > "$results/$1.json"
+}
+
+bench() { # bench NAME ARGS...: run one benchmark module, show it, keep its JSON
+    local name=$1
+    shift
+    "$python" -m "$@" 2>&1 | tee "$results/$name.log" || echo "$name failed"
+    keep "$name"
+}
+
+stop_server() {
+    [ -z "$server" ] || kill -INT "$server" 2>/dev/null || true
+    for _ in $(seq 60); do kill -0 "$server" 2>/dev/null || break; sleep 0.25; done
+    [ -z "$server" ] || kill -KILL -- "-$server" 2>/dev/null || true
+    server=
+}
+trap stop_server EXIT
+
+start_server() { # start_server NAME: returns when /health answers; NAME.startup holds the seconds
+    local begin
+    begin=$(date +%s.%N)
+    setsid "$python" -m vllm.entrypoints.cli.main serve "$work/1.7B" --port "$port" > "$results/$1.server.log" 2>&1 &
+    server=$!
+    until "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/health', timeout=2)" 2>/dev/null; do
+        kill -0 "$server" || { tail -n 40 "$results/$1.server.log"; exit 1; }
+        sleep 0.2
+    done
+    "$python" -c "import time; print(round(time.time() - $begin, 1))" | tee "$results/$1.startup"
+}
+
+for part in $only; do
+    case $part in
+        predictor) bench predictor benchmarks.bench_predictor --size 1.7B ;;
+        codec) bench codec benchmarks.bench_codec --size 1.7B ;;
+        serving)
+            [ -e "$work/1.7B" ] ||
+                "$python" -m qwen3tts_hw make-checkpoint --size 1.7B --no-end-of-speech "$work/1.7B"
+            start_server first
+            stop_server
+            start_server second
+            common=(benchmarks.bench_serving --url "http://127.0.0.1:$port" --voice ryan --body '{"max_new_tokens": 125}')
+            bench serving_c1 "${common[@]}" --concurrency 1 --requests 8
+            bench serving_c8 "${common[@]}" --concurrency 8 --requests 32
+            bench serving_c64 "${common[@]}" --concurrency 64 --requests 192
+            bench serving_c128 "${common[@]}" --concurrency 128 --requests 384
+            bench serving_r20 "${common[@]}" --concurrency '' --rate 20 --requests 300
+            "$python" -c "
+import urllib.request as u
+print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().decode())" | tee "$results/stats.json"
+            nvidia-smi --query-gpu=memory.used --format=csv,noheader | tee "$results/memory.txt"
+            stop_server
+            ;;
+    esac
+done

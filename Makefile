@@ -35,6 +35,7 @@ test-ascend-light:
 	$(BED) light -- python -m pytest -q tests/ascend/light $(PYTEST_ARGS)
 
 test-ascend: test-ascend-light
+	ASCEND_EMULATOR_DEFER=1 $(BED) light -- python -m pytest -q tests/ascend/light/test_frames.py tests/ascend/light/test_engine.py
 	$(BED) full -- python -m pytest -q -rP -W default tests/ascend/full $(PYTEST_ARGS)
 
 test-fast: setup

@@ -52,7 +52,7 @@ def _upper_bits(x: Tensor, drop: int) -> Tensor:
     """Shift int32 values right by ``drop`` bits, filling with zeros, without a shift operator.
 
     Some devices run shifts on a slow control processor and copy their operand from the host, which no graph can hold.
-    The bits to be dropped are cleared first, so the division is exact even where it is computed in float32 or truncates.
+    The bits to be dropped are cleared first, so the division is exact even where it is made in float32 or truncates.
     """
     return ((x & -(1 << drop)) // (1 << drop)) & (_MASK_32 >> drop)
 

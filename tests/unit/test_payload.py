@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from qwen3tts_hw.engine.state import Admission
@@ -23,10 +21,6 @@ def packed(codes=False):
 @pytest.mark.parametrize("codes", [False, True])
 def test_unpacking_is_the_inverse(codes):
     assert unpack({EXTRA_ARGS_KEY: packed(codes)}) == (Admission(LAYOUT, SAMPLING, 77), TICKET, codes)
-
-
-def test_it_survives_pickle():
-    assert unpack({EXTRA_ARGS_KEY: pickle.loads(pickle.dumps(packed()))}) == unpack({EXTRA_ARGS_KEY: packed()})
 
 
 def test_it_survives_msgpack():

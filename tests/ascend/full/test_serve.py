@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm_ascend", reason="needs vllm-ascend")
+pytest.importorskip("vllm_ascend", reason="runs in the full bed: make test-ascend")
 
 from qwen3tts_hw.engine.local import LocalEngine
 from qwen3tts_hw.prompt.request import build_request

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-torch_npu = pytest.importorskip("torch_npu", reason="needs torch_npu")
+torch_npu = pytest.importorskip("torch_npu", reason="runs in the light bed: make test-ascend-light")
 
 from qwen3tts_hw.engine.local import LocalEngine  # noqa: E402
 from qwen3tts_hw.prompt.request import build_request  # noqa: E402

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-torch_npu = pytest.importorskip("torch_npu", reason="needs torch_npu")
+torch_npu = pytest.importorskip("torch_npu", reason="runs in the light bed: make test-ascend-light")
 
 import torch  # noqa: E402
 from ascend_emulator import layer  # noqa: E402

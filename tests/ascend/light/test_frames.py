@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-torch_npu = pytest.importorskip("torch_npu", reason="needs torch_npu")
+torch_npu = pytest.importorskip("torch_npu", reason="runs in the light bed: make test-ascend-light")
 
 import torch  # noqa: E402
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-torch_npu = pytest.importorskip("torch_npu", reason="needs torch_npu")
+torch_npu = pytest.importorskip("torch_npu", reason="runs in the light bed: make test-ascend-light")
 
 import torch  # noqa: E402
 from ascend_emulator import attention_kernels, layer_kernels  # noqa: E402

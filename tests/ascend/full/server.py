@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` over vllm-ascend on the emulated device: started in a process group of its own, always stopped."""
+"""A real ``vllm serve`` over vllm-ascend on the emulated device: started in a group of its own, always stopped."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from qwen3tts_hw.checkpoint.reader import Checkpoint, open_checkpoint
 from qwen3tts_hw.codec.decoder import CodecDecoder
 from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
 from qwen3tts_hw.engine.state import Admission, SlotTable
-from qwen3tts_hw.errors import RequestError, UnsupportedError
+from qwen3tts_hw.errors import GenerationError, RequestError, UnsupportedError
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
 from qwen3tts_hw.model.talker import Talker
@@ -67,6 +67,7 @@ class LocalEngine:
         self._codec = CodecDecoder(self.config.codec, device, getattr(torch, settings.codec_dtype))
         self._load(checkpoint)
         self._codec_state = self._codec.new_state(1)
+        self._turn = 0  # number of the request that the slot, the caches and the codec state belong to
         self._table = SlotTable(1, self.config.max_positions, device)
         self._step = FrameStep(self.config, self._table, self._predictor)
         wrap = graph_wrappers.create(settings.graphs, backend)
@@ -142,8 +143,11 @@ class LocalEngine:
         table.admit(0, Admission(layout, request.sampling, limit))
         slot = torch.zeros(1, dtype=torch.int64, device=device)
         hidden = self._talker(self._rows(0, layout.length), 0)[-1:]
+        self._turn = turn = self._turn + 1
         made = 0
         while True:
+            if turn != self._turn:
+                raise GenerationError("another request was started before this one was finished")
             for frame in range(made, min(made + FRAMES_PER_CHECK, limit)):
                 position = layout.length + frame
                 if frame:

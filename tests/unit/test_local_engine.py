@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qwen3tts_hw.engine.local import LocalEngine
-from qwen3tts_hw.errors import CheckpointError, RequestError, UnsupportedError
+from qwen3tts_hw.errors import CheckpointError, GenerationError, RequestError, UnsupportedError
 from qwen3tts_hw.prompt.request import build_request
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, FinishReason
@@ -101,6 +101,8 @@ class TestStreaming:
         stream = engine.stream(request(engine, 30, seed=8))
         next(stream)
         assert np.array_equal(engine.synthesize(request(engine, 10)).codes, expected)
+        with pytest.raises(GenerationError, match="another request was started"):
+            next(stream)  # the engine holds the state of one request only
 
 
 class TestRequests:

@@ -173,10 +173,6 @@ void any_operator(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   Call(op, std::move(arguments)).run(stack);
 }
 
-void without_reference(const OperatorHandle& op, c10::DispatchKeySet, Stack*) {
-  TORCH_CHECK(false, "[ascend emulator] ", full_name(op.operator_name()), " has no reference kernel in the emulator");
-}
-
 void without_kernel(const OperatorHandle& op, c10::DispatchKeySet, Stack*) {
   TORCH_CHECK(false, "[ascend emulator] ", full_name(op.operator_name()),
               " has no kernel for this device; torch_npu would copy its arguments to the host and compute there");
@@ -275,6 +271,13 @@ bool is_composite(const OperatorHandle& op) {
 
 bool computes_on_host(const OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || is_composite(op);
+}
+
+void without_reference(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const bool has_one_by_now = computes_on_host(op);
+  TORCH_CHECK(has_one_by_now, "[ascend emulator] ", full_name(op.operator_name()),
+              " has no reference kernel in the emulator");
+  any_operator(op, keys, stack);
 }
 
 torch::Library& library(const std::string& space) {

@@ -10,7 +10,7 @@ median over the floor. Small batches are bound by that floor, large ones by arit
 
 Weights are random: time does not depend on them, but the sampler's may on the shape of the logits. Example:
 
-    python -m benchmarks.bench_predictor --size 1.7B --dtype bfloat16 --rows 1 8 64 --forms plain
+    python -m benchmarks.bench_predictor --size 1.7B --dtype bfloat16 --rows 1 8 64 --forms plain fused
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FORMS = ("plain",)
+FORMS = ("plain", "compiled", "fused")
 READ_BYTES = {"cpu": 1 << 26}  # a device that is not listed is given several times its caches
 READ_BYTES_DEFAULT = 1 << 32
 SAMPLING = SamplingSpec(
@@ -114,10 +114,11 @@ class Bench:
 
     def rows_of(self, form: str, graphs: str, rows: int) -> Iterator[dict[str, object]]:
         """Time the frame step and the predictor alone for one batch size."""
+        self.predictor.adopt(form, self.backend)
         for what, prepare in (("frame step", self._frame_step), ("predictor", self._predictor_alone)):
             call, mode = prepare(graphs, rows)
             timing = measure(call, self.backend, self.repeats, warmup=3)
-            yield self._row(f"{what}, {form}, {mode}", rows, timing)
+            yield self._row(f"{what}, {self.predictor.form}, {mode}", rows, timing)
 
     def _frame_step(self, graphs: str, rows: int) -> tuple[Callable[[], object], str]:
         table = open_table(self.config, rows, self.backend)
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", choices=["auto", "cpu", "cuda", "npu"])
     parser.add_argument("--size", default="tiny", choices=published.SIZES)
     parser.add_argument("--dtype", default=None, choices=sorted(DTYPES), help="default: the device's")
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--forms", nargs="+", default=["auto"], choices=["auto", *FORMS])
     parser.add_argument("--graphs", nargs="+", default=["auto"], choices=["auto", "on", "off"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=30)

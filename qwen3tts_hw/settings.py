@@ -18,6 +18,7 @@ ENVIRONMENT_PREFIX = "QWEN3TTS_"
 _CHOICES: dict[str, tuple[str, ...]] = {
     "graphs": ("auto", "on", "off", "recording"),
     "attention_op": ("auto", "sdpa", "npu_fusion", "npu_fusion_v3", "npu_fused_infer", "npu_reference"),
+    "predictor": ("auto", "plain", "compiled", "fused"),
     "codec_dtype": ("float32", "bfloat16"),
 }
 
@@ -30,6 +31,8 @@ class Settings:
         device has graphs; "off" never does. "recording" imitates device graphs on any device, for tests and
         debugging: slow, but with their rules.
     attention_op: the code predictor's attention kernel; "auto" asks the backend.
+    predictor: form of the code predictor; "plain" is the reference in torch operations, "compiled" the same through
+        torch.compile, "fused" a chain of kernels of its own; "auto" asks the backend.
     codec_dtype: arithmetic of the codec decoder.
     first_chunk_frames: frames decoded and sent first; chunks double from there.
     chunk_frames: most frames per chunk.
@@ -48,6 +51,7 @@ class Settings:
 
     graphs: str = "auto"
     attention_op: str = "auto"
+    predictor: str = "auto"
     codec_dtype: str = "float32"
     first_chunk_frames: int = 1
     chunk_frames: int = 8

@@ -22,6 +22,7 @@ MAX_FUNCTION_LINES = 60
 PLATFORM_FILES = (
     "backends/",
     "attention_ops/",
+    "predictor_kernels/",
     "graph_wrappers/",
     "settings.py",  # the names of the attention ops that a user may choose
     "cli.py",  # the devices that a user may choose, the distributions that `doctor` looks for

@@ -23,7 +23,8 @@ class Capabilities:
 
     graphs: work can be captured once and replayed. compile: torch.compile makes kernels for it. stft: torch.stft runs
     on it. attention_op: the attention op chosen by "auto". graph_wrapper: the graph driver, "eager" if it has no
-    graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited.
+    graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited. predictor: the
+    form of the code predictor chosen by "auto".
     """
 
     graphs: bool
@@ -32,6 +33,7 @@ class Capabilities:
     attention_op: str
     graph_wrapper: str
     async_copy: bool
+    predictor: str = "plain"
 
 
 class Stream(Protocol):

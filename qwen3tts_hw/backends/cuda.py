@@ -20,13 +20,15 @@ class CudaBackend(AcceleratorBackend):
     name = "cuda"
 
     def __init__(self, index: int) -> None:
+        has_triton = importlib.util.find_spec("triton") is not None
         capabilities = Capabilities(
             graphs=True,
-            compile=importlib.util.find_spec("triton") is not None,
+            compile=has_triton,
             stft=True,
             attention_op="sdpa",
             graph_wrapper="cuda",
             async_copy=True,
+            predictor="fused" if has_triton else "plain",
         )
         super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
 

@@ -16,6 +16,7 @@ from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.graph_wrappers import InputSpec
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.sampling import choose, frame_key, penalise_repeats
+from qwen3tts_hw.predictor_kernels.base import FastPredictor
 from qwen3tts_hw.types import CODEBOOK_SIZE, MIN_FRAMES
 
 END = CODEBOOK_SIZE  # column and candidate number of end of speech among the legal choices
@@ -35,6 +36,8 @@ class FrameStep:
         ``hidden [B, H]`` final-normed talker output, ``logits [B, V]`` of codebook 0, ``slots [B] int64``, ``positions
         [B] int64`` of the rows. Returns codebook 0's tokens ``[B] int64``; end of speech is the checkpoint's id.
         """
+        if self.predictor.fast is not None:
+            return self._fast(self.predictor.fast, hidden, logits, slots, positions)
         table = self.table
         target = positions + 1
         frontier, start = table.frontier[slots], table.prompt_rows[slots]
@@ -51,12 +54,19 @@ class FrameStep:
         writer = torch.where(makes, slots, table.scratch)
         place = target.clamp(max=table.max_positions - 1)
         table.codes[writer, place] = torch.cat([code0[:, None], residual], dim=1).to(torch.int16)
-        table.seen[writer, code0] = True
+        table.seen[writer, code0] = torch.ones_like(makes)  # a Python True would be a copy from the host
         table.frontier[writer] = target + 1
         is_last = frontier + 1 - start >= table.max_frames[slots]
-        table.ended[torch.where(due & (is_end | is_last), slots, table.scratch)] = True
+        table.ended[torch.where(due & (is_end | is_last), slots, table.scratch)] = torch.ones_like(due)
         known = table.codes[slots, place, 0].to(torch.int64)
         return torch.where((target < table.frontier[slots]) & (known >= 0), known, self.end_token)
+
+    def _fast(self, fast: FastPredictor, hidden: Tensor, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """The same step through the predictor's kernels."""
+        tensors = self.table.tensors()
+        begun = fast.begin(tensors, logits, slots, self.end_token)
+        residual = fast.residual_codes(hidden, begun.choice, begun)
+        return fast.finish(tensors, begun, residual, slots, positions, self.end_token)
 
     def _choose_first(self, logits: Tensor, slots: Tensor, frame: Tensor, key: Tensor) -> Tensor:
         """Code 0 ``[B]`` as a column of the legal choices: 0..2047 and END."""

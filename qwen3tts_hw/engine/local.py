@@ -184,3 +184,4 @@ class LocalEngine:
         self._codec.load_weights(checkpoint.iter_codec())
         for module in (self._talker, self._predictor, self._codec):
             self.backend.prepare_weights(module)
+        self._predictor.adopt(self.settings.predictor, self.backend)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.model.sampling import SamplingRows
+from qwen3tts_hw.predictor_kernels.base import SlotTensors
 from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
 
@@ -107,6 +108,19 @@ class SlotTable:
         """Sampling parameters of codebooks 1..15 for rows ``[B]``."""
         floats, integers = self._floats[slots], self._integers[slots]
         return SamplingRows(floats[:, 2], integers[:, 1], floats[:, 3])
+
+    def tensors(self) -> SlotTensors:
+        """The tensors a fast frame step works on, as they are: what it writes, the table holds."""
+        return SlotTensors(
+            codes=self.codes,
+            frontier=self.frontier,
+            prompt_rows=self.prompt_rows,
+            max_frames=self.max_frames,
+            ended=self.ended,
+            seen=self.seen,
+            floats=self._floats,
+            integers=self._integers,
+        )
 
     def penalty(self, slots: Tensor) -> Tensor:
         """Repetition penalty ``[B] float32``."""

@@ -95,6 +95,7 @@ class SpeechDriver:
             "device": parts.backend.describe(),
             "frame_step": self.engine.frame.mode,
             "attention_op": parts.attention_name,
+            "predictor": parts.predictor.form,
             "talker_dtype": str(parts.dtype).removeprefix("torch."),
             "codec_dtype": parts.settings.codec_dtype,
         }

@@ -119,6 +119,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         parts.codec.load_weights(open_checkpoint(directory).iter_codec())
         parts.backend.prepare_weights(parts.predictor)
         parts.backend.prepare_weights(parts.codec)
+        parts.predictor.adopt(parts.settings.predictor, parts.backend)
         return {name for name, _ in self.named_parameters()}
 
     def _load_stack(self, weights: Iterable[tuple[str, Tensor]], expected: set[str]) -> Iterator[tuple[str, Tensor]]:

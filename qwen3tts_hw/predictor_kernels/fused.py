@@ -1,0 +1,266 @@
+"""The fused form: a frame as a chain of Triton kernels, five per layer and two per codebook.
+
+Built for graphs: launches cost nothing there, and on devices that can start a kernel before its predecessor has ended,
+the next kernels' weights are on their way while the current one computes, so that memory never idles. Embeddings are
+projected once, when the form is built: choosing a code is then followed by a look-up instead of a matrix product.
+Products have three forms: for few rows (:mod:`.triton_linear`), for some (:mod:`.triton_slab`), and for many, where the
+vendor's library multiplies and kernels of one program per row do the rest (:mod:`.triton_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from qwen3tts_hw.predictor_kernels.base import BegunFrame, LayerWeights, PredictorWeights, SlotTensors
+from qwen3tts_hw.predictor_kernels.triton_attention import attend
+from qwen3tts_hw.predictor_kernels.triton_frame import begin_frame, finish_frame
+from qwen3tts_hw.predictor_kernels.triton_linear import SQUARE_PARTS, gated_few, linear_few
+from qwen3tts_hw.predictor_kernels.triton_rows import add_and_norm, gate_rows
+from qwen3tts_hw.predictor_kernels.triton_sampling import choose_residual, open_rows
+from qwen3tts_hw.predictor_kernels.triton_slab import gated_some, linear_some
+from qwen3tts_hw.types import CODEBOOK_SIZE, MIN_FRAMES, NUM_CODEBOOKS
+
+STEPS = NUM_CODEBOOKS - 1
+KEYS = 16  # rows of a frame's context, a power of two
+MOST_FEW_ROWS = 1  # up to which the scalar units keep up with memory
+MOST_SOME_ROWS = 16  # up to which a program's input fits beside its slab of weights
+FEW_WARPS = 4
+FEW_SLAB = 8_192  # 16-bit weights that one program of the few form holds in registers
+SOME_WARPS = 4
+SOME_CHUNK = 1_024  # columns
+GATE_BLOCK = 1_024
+CHOOSE_WARPS, ATTEND_WARPS = 8, 4
+EARLY_ARCHITECTURE = 90
+
+
+class FusedForm:
+    """Builds :class:`FusedPredictor`; one per device."""
+
+    name = "fused"
+
+    def build(self, weights: PredictorWeights, max_rows: int) -> FusedPredictor:
+        return FusedPredictor(weights, max_rows)
+
+
+class FusedPredictor:
+    """Kernels over one predictor's weights, with the buffers between them. ``max_rows`` bounds the rows of one call."""
+
+    def __init__(self, weights: PredictorWeights, max_rows: int) -> None:
+        self._weights = weights
+        self.max_rows = max_rows
+        layer, device, dtype = weights.layers[0], weights.norm.device, weights.norm.dtype
+        self.width, self.inner = layer.down.shape
+        self.head_dim = weights.cos.shape[-1]
+        self.exact = not triton.knobs.runtime.interpret  # the interpreter has no device library
+        self._most_some_rows = MOST_SOME_ROWS if dtype.itemsize == 2 else MOST_FEW_ROWS  # wider slabs do not fit
+        self._early = bool(self.exact and _can_start_early(device))
+        self._launch: dict[str, Any] = {"launch_pdl": True} if self._early else {}
+        new, rows = torch.empty, 2 * max_rows
+        self._x = new(rows, self.width, device=device, dtype=dtype)
+        self._packed = new(rows, layer.qkv.shape[0], device=device, dtype=dtype)
+        self._attended = new(rows, layer.out.shape[1], device=device, dtype=dtype)
+        self._gated = new(rows, self.inner, device=device, dtype=dtype)
+        self._squares = torch.zeros(rows, SQUARE_PARTS.value, device=device, dtype=torch.float32)
+        self._logits = new(max_rows, CODEBOOK_SIZE, device=device, dtype=dtype)
+        self._wide = new(rows, 2 * self.inner, device=device, dtype=dtype)
+        self._added = new(rows, self.width, device=device, dtype=dtype)
+        self._normed = new(rows, self.width, device=device, dtype=dtype)
+        cache = (len(weights.layers), 2, max_rows, weights.num_kv_heads, KEYS, self.head_dim)
+        self._cache = torch.zeros(cache, device=device, dtype=dtype)
+
+    def residual_codes(self, hidden: Tensor, code0: Tensor, begun: BegunFrame) -> Tensor:
+        """Codes 1..15 ``[B, 15] int64``."""
+        batch = hidden.shape[0]
+        assert batch <= self.max_rows
+        self._open(hidden, code0, batch)
+        codes = torch.empty(batch, STEPS, dtype=torch.int64, device=hidden.device)
+        for step in range(STEPS):
+            new = 2 if step == 0 else 1
+            self._layers(batch, new, 0 if step == 0 else step + 1)
+            self.head(batch, new, step)
+            self._choose(begun, codes, step)
+        return codes
+
+    def head(self, batch: int, new: int, step: int) -> Tensor:
+        """Logits ``[B, 2048]`` of step 0 to 14 from the last of ``new`` rows of each sequence; a view of a buffer."""
+        weights, logits, rows = self._weights, self._logits[:batch], slice((new - 1) * batch, new * batch)
+        if new * batch > self._most_some_rows:
+            self._add_and_norm(rows, weights.norm, add=True)
+            torch.mm(self._normed[rows], weights.heads[step].t(), out=logits)
+        else:
+            self._linear(self._x[rows], self._squares[rows], weights.heads[step], logits, norm=weights.norm)
+        return logits
+
+    def begin(self, table: SlotTensors, logits: Tensor, slots: Tensor, end_token: int) -> BegunFrame:
+        batch, device = logits.shape[0], logits.device
+        assert logits.stride(1) == 1
+        choice, top_k = torch.empty(2, batch, dtype=torch.int64, device=device)
+        temperature, top_p = torch.empty(2, batch, dtype=torch.float32, device=device)
+        key = torch.empty(batch, dtype=torch.int32, device=device)
+        begin_frame[(batch,)](
+            logits, slots, table.frontier, table.prompt_rows, table.seen.view(torch.uint8), table.floats,
+            table.integers, choice, key, temperature, top_k, top_p, end_token, logits.stride(0),
+            WIDTH=CODEBOOK_SIZE, BLOCK=2 * CODEBOOK_SIZE, MIN_FRAMES=MIN_FRAMES, EXACT=self.exact,
+            num_warps=8, enable_fp_fusion=False,
+        )  # fmt: skip
+        return BegunFrame(choice, key, temperature, top_k, top_p)
+
+    def finish(
+        self, table: SlotTensors, begun: BegunFrame, residual: Tensor, slots: Tensor, positions: Tensor, end_token: int
+    ) -> Tensor:
+        tokens = torch.empty_like(begun.choice)
+        finish_frame[(len(tokens),)](
+            begun.choice, residual, slots, positions, table.codes, table.frontier, table.prompt_rows, table.max_frames,
+            table.ended.view(torch.uint8), table.seen.view(torch.uint8), tokens, end_token, table.codes.shape[1],
+            WIDTH=CODEBOOK_SIZE, CODEBOOKS=NUM_CODEBOOKS, EARLY=self._early, num_warps=1, **self._launch,
+        )  # fmt: skip
+        return tokens
+
+    def _open(self, hidden: Tensor, code0: Tensor, batch: int) -> None:
+        """Write the first two rows of every sequence: the talker's state, and code 0's embedding."""
+        hidden = self._project(hidden)
+        open_rows[(batch,)](
+            hidden, code0, self._weights.tables, self._x, self._squares, batch,
+            WIDTH=CODEBOOK_SIZE, C=self.width, BLOCK_C=triton.next_power_of_2(self.width), EARLY=self._early,
+            **self._launch,
+        )  # fmt: skip
+
+    def _layers(self, batch: int, new: int, start: int) -> None:
+        """Push the first ``new * batch`` rows of the buffer through all layers, in place."""
+        rows = new * batch
+        if rows > self._most_some_rows:
+            self._layers_of_many(batch, new, start)
+            return
+        x, packed, attended, gated = (b[:rows] for b in (self._x, self._packed, self._attended, self._gated))
+        squares = self._squares[:rows]
+        for layer, cache in zip(self._weights.layers, self._cache, strict=True):
+            self._linear(x, squares, layer.qkv, packed, norm=layer.input_norm)
+            self._attend(layer, cache, batch, new, start)
+            self._linear(attended, squares, layer.out, x, residual=True)
+            self._gate(x, layer, gated)
+            self._linear(gated, squares, layer.down, x, residual=True)
+
+    def _layers_of_many(self, batch: int, new: int, start: int) -> None:
+        """The same with the vendor's matrix products. The last layer's output is left to be added by the head."""
+        rows = new * batch
+        packed, attended, gated, wide, added, normed = (
+            buffer[:rows]
+            for buffer in (self._packed, self._attended, self._gated, self._wide, self._added, self._normed)
+        )
+        for index, (layer, cache) in enumerate(zip(self._weights.layers, self._cache, strict=True)):
+            self._add_and_norm(slice(0, rows), layer.input_norm, add=index > 0)
+            torch.mm(normed, layer.qkv.t(), out=packed)
+            self._attend(layer, cache, batch, new, start)
+            torch.mm(attended, layer.out.t(), out=added)
+            self._add_and_norm(slice(0, rows), layer.mlp_norm, add=True)
+            torch.mm(normed, layer.gate_up.t(), out=wide)
+            gate_rows[(rows, triton.cdiv(self.inner, GATE_BLOCK))](
+                wide, gated, N=self.inner, BLOCK_N=GATE_BLOCK, EARLY=self._early, **self._launch
+            )
+            torch.mm(gated, layer.down.t(), out=added)
+
+    def _add_and_norm(self, rows: slice, norm: Tensor, *, add: bool) -> None:
+        """Add what the last product made to some rows of the buffer, and normalise them."""
+        x, added, normed = self._x[rows], self._added[rows], self._normed[rows]
+        add_and_norm[(len(x),)](
+            x, added, norm, normed, self._weights.eps, C=self.width, BLOCK_C=triton.next_power_of_2(self.width),
+            ADD=add, EARLY=self._early, **self._launch,
+        )  # fmt: skip
+
+    def _attend(self, layer: LayerWeights, cache: Tensor, batch: int, new: int, start: int) -> None:
+        weights = self._weights
+        attend[(batch, weights.num_kv_heads)](
+            self._packed, layer.query_norm, layer.key_norm, weights.cos, weights.sin, cache[0], cache[1],
+            self._attended, batch, start, weights.eps, self.head_dim**-0.5,
+            HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HALF=self.head_dim // 2, SLOTS=KEYS, KEYS=KEYS,
+            NEW=new, EARLY=self._early, num_warps=ATTEND_WARPS, enable_fp_fusion=False, **self._launch,
+        )  # fmt: skip
+
+    def _choose(self, begun: BegunFrame, codes: Tensor, step: int) -> None:
+        choose_residual[(codes.shape[0],)](
+            self._logits, begun.temperature, begun.top_k, begun.top_p, begun.key, self._weights.tables, self._x,
+            self._squares, codes, step,
+            WIDTH=CODEBOOK_SIZE, C=self.width, BLOCK_C=triton.next_power_of_2(self.width), STEPS=STEPS,
+            EXACT=self.exact, EARLY=self._early, num_warps=CHOOSE_WARPS, enable_fp_fusion=False, **self._launch,
+        )  # fmt: skip
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """The talker's state in the predictor's width."""
+        weight, bias = self._weights.projection, self._weights.projection_bias
+        if weight is None or bias is None:
+            return hidden
+        if hidden.shape[0] > MOST_FEW_ROWS:
+            return torch.nn.functional.linear(hidden, weight, bias)
+        projected = hidden.new_empty(hidden.shape[0], self.width)
+        self._few(
+            linear_few, (hidden, weight, weight, bias, projected), weight.shape, NORM=False, RESIDUAL=False, BIAS=True
+        )
+        return projected
+
+    def _linear(
+        self,
+        x: Tensor,
+        squares: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        *,
+        norm: Tensor | None = None,
+        residual: bool = False,
+    ) -> None:
+        """``out (+)= norm(x) · weightᵀ``; ``squares`` belong to ``x`` where it is normalised, else to ``out``."""
+        ends = (weight if norm is None else norm, weight)
+        modes = {"NORM": norm is not None, "RESIDUAL": residual}
+        outputs, inputs = weight.shape
+        if x.shape[0] <= MOST_FEW_ROWS:
+            self._few(linear_few, (x, *ends, weight, out), weight.shape, BIAS=False, **modes)
+        else:
+            self._some(linear_some, (x, squares, *ends, out), (outputs, inputs), self._outputs(x), **modes)
+
+    def _gate(self, x: Tensor, layer: LayerWeights, out: Tensor) -> None:
+        """``out = silu(gate) * up`` of the normalised input."""
+        shape, ends = (self.inner, x.shape[1]), (layer.mlp_norm, layer.gate_up, out)
+        if x.shape[0] <= MOST_FEW_ROWS:
+            self._few(gated_few, (x, *ends), shape)
+        else:
+            self._some(gated_some, (x, self._squares, *ends), shape, self._outputs(x) // 2)
+
+    def _few(self, kernel: Any, tensors: tuple[Tensor, ...], shape: Sequence[int], **modes: bool) -> None:
+        outputs, inputs = shape
+        columns = triton.next_power_of_2(inputs)
+        slab = FEW_SLAB * 2 // tensors[0].dtype.itemsize
+        block = max(2, min(32, slab // columns))
+        kernel[(triton.cdiv(outputs, block),)](
+            *tensors, self._weights.eps, K=inputs, N=outputs, BLOCK_K=columns, BLOCK_N=block, ROWS=len(tensors[0]),
+            num_warps=FEW_WARPS, EARLY=self._early, **modes, **self._launch,
+        )  # fmt: skip
+
+    def _some(
+        self, kernel: Any, tensors: tuple[Tensor, ...], shape: tuple[int, int], block: int, **modes: bool
+    ) -> None:
+        outputs, inputs = shape
+        chunk = max(16 * SOME_WARPS, min(SOME_CHUNK, triton.next_power_of_2(inputs)))
+        rows = len(tensors[0])
+        kernel[(triton.cdiv(outputs, block),)](
+            *tensors, self._weights.eps, rows,
+            K=inputs, N=outputs, BLOCK_R=max(8, triton.next_power_of_2(rows)), BLOCK_N=block,
+            PIECES=SOME_WARPS, DEPTH=chunk // SOME_WARPS, num_warps=SOME_WARPS, EARLY=self._early, **modes,
+            **self._launch,
+        )  # fmt: skip
+
+    @staticmethod
+    def _outputs(x: Tensor) -> int:
+        """Outputs of one program's slab, in the some form."""
+        return 32 if len(x) <= 8 else 16
+
+
+def _can_start_early(device: torch.device) -> bool:
+    """Whether a kernel may start before its predecessor has ended (programmatic dependent launch)."""
+    if device.type != "cuda":
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= EARLY_ARCHITECTURE)

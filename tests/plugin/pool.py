@@ -17,6 +17,7 @@ from tests.plugin.server import REPOSITORY, SpeechServer
 Write = Callable[[TinyCheckpoint], Path]
 
 ASYNC_PLUGIN = Path(__file__).parent / "cpu_async"
+V2_FOLDER = Path(__file__).parent / "cpu_v2"
 BATCHED_ROWS = 16  # of the server "tight": prompts of more rows are prefilled in chunks
 # One request of full length fits, as vLLM asks for, but not eight that have become longer than a block.
 FEW_BLOCKS = ("--max-model-len", "256", "--max-num-seqs", "8", "--block-size", "32", "--num-gpu-blocks-override", "9")
@@ -53,6 +54,12 @@ SERVERS = {
         TinyCheckpoint("custom_voice", "tiny"),
         FEW_BLOCKS,
         {"VLLM_PLUGINS": "qwen3tts_hw,cpu_async", "PYTHONPATH": f"{REPOSITORY}:{ASYNC_PLUGIN}"},
+    ),
+    # vLLM's other model runner, its kernels interpreted; requests are preempted here too.
+    "v2": ServerSpec(
+        TinyCheckpoint("custom_voice", "tiny-0.6B", end_of_speech=False),
+        FEW_BLOCKS,
+        {"PYTHONPATH": f"{V2_FOLDER}:{REPOSITORY}"},
     ),
     # Two engines behind two processes that answer HTTP.
     "two_by_two": ServerSpec(

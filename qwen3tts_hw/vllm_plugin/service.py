@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _OUTCOMES_KEPT = 1000
 _OUTCOME_CODE_BYTES = 16 << 20  # codes kept with them
+_ENGINE_CHECK_S = 0.5  # how often a waiting request asks whether the engine still runs
 TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
 
 
@@ -97,7 +98,7 @@ class VllmSpeechStream:
         getter = asyncio.ensure_future(self._inbox.get())
         try:
             if not self._engine_task.done():
-                await asyncio.wait({getter, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
+                await self._wait_for_any(getter, self._engine_task)
             if self._engine_task.done() and not getter.done():
                 self._raise_engine_error()
                 await asyncio.wait({getter}, timeout=self._service.tail_timeout_s)
@@ -113,9 +114,15 @@ class VllmSpeechStream:
 
     async def _finish_reason(self) -> str:
         """Why the engine says the request ended; its final output may come after the last audio."""
-        await asyncio.wait({self._engine_task})
+        await self._wait_for_any(self._engine_task)
         self._raise_engine_error()
         return self._engine_task.result()
+
+    async def _wait_for_any(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until one is done; fail once the engine has stopped: a server that shuts down does not tell requests."""
+        while not (await asyncio.wait(futures, timeout=_ENGINE_CHECK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if self._service.engine_stopped:
+                raise GenerationError(f"the engine has stopped while request {self.request_id} was running")
 
     def _raise_engine_error(self) -> None:
         if self._engine_task.cancelled():
@@ -212,6 +219,11 @@ class VllmSpeechService:
     def forget(self, stream: VllmSpeechStream) -> None:
         """A stream has been closed."""
         self._running.discard(stream)
+
+    @property
+    def engine_stopped(self) -> bool:
+        """Whether the engine has failed or been shut down."""
+        return bool(self._engine.errored)
 
     async def health(self) -> dict[str, Any]:
         """Raise if the engine is dead; else say what this server is."""

@@ -42,6 +42,7 @@ class ScriptedEngine:
         self.script = script
         self.outbox = AudioOutbox()
         self.started, self.aborted, self.dead = [], [], None
+        self.errored = False
         self._sent = {}
         self._late = []
 

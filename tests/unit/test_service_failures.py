@@ -90,6 +90,18 @@ class TestEngineFailures:
 
         run(test, ("audio", 1), ("audio", 2), ("finish", "stop"), tail_timeout_s=0.1)
 
+    @pytest.mark.parametrize("script", [(("audio", 1), HANG), (("last", 1), HANG)], ids=["midway", "before the end"])
+    def test_a_stop_that_requests_are_not_told_of(self, run, script):
+        async def test(service, engine, request):
+            stream = await service.submit(request)
+            reader = asyncio.create_task(fails(stream, "the engine has stopped"))
+            await asyncio.sleep(0.05)
+            engine.errored = True
+            await reader
+            assert stream.outcome is None
+
+        run(test, *script)
+
 
 class TestSlowClients:
     def test_too_much_waiting_audio_ends_the_request(self, run):

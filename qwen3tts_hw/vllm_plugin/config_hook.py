@@ -32,6 +32,8 @@ class Qwen3TTSConfigHook(VerifyAndUpdateConfig):
         """Check the checkpoint's headers and set what concerns the model alone."""
         open_checkpoint(resolve_directory(model_config.model, model_config.revision)).check()
         model_config.skip_tokenizer_init = True
+        # vLLM's text routes cannot ask for speech: the end is all they get, and would get again until their limit.
+        model_config.override_generation_config = {"max_new_tokens": 1, **model_config.override_generation_config}
         if getattr(model_config, "original_max_model_len", None) is None:
             model_config.max_model_len = min(model_config.max_model_len, DEFAULT_MAX_ROWS)
 

@@ -53,8 +53,8 @@ def test_completions_do_no_harm(server: SpeechServer, local: LocalReference, bod
         speech = threads.submit(server.speak, **fields)
         answer = server.client.post("/v1/completions", json=body)
     assert answer.status_code in (200, 400, 500)
-    if answer.status_code == 200:  # no speech was asked for, so it ends before its limit
-        assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"stop"}
+    if answer.status_code == 200:  # no speech was asked for, so all that comes is the end of it
+        assert answer.json()["usage"]["completion_tokens"] == len(answer.json()["choices"])
     local.assert_equal(speech.result(), SERVERS["standard"].checkpoint, fields)
     server.wait_until_idle()
 

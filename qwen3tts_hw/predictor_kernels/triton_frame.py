@@ -69,8 +69,9 @@ def finish_frame(
     known = tl.where(makes, code0, tl.load(place).to(tl.int64))
     later = tl.load(residual + row * (CODEBOOKS - 1) + books - 1, mask=books > 0, other=0)
     is_last = front + 1 - start >= tl.load(max_frames + slot)
+    written = tl.where(makes, CODEBOOKS, 0)
     tl.debug_barrier()  # every thread has read what is written from here on
-    tl.store(place + books, tl.where(books == 0, code0, later).to(tl.int16), mask=makes)
+    tl.store(place + books, tl.where(books == 0, code0, later).to(tl.int16), mask=books < written)
     tl.store(seen + slot * (WIDTH + 1) + code0, 1, mask=makes)
     tl.store(frontier + slot, target + 1, mask=makes)
     tl.store(ended + slot, 1, mask=due & (is_end | is_last))

@@ -6,8 +6,10 @@ Qwen3TTSError
 ├── CheckpointError      weight files are missing, truncated, or do not match the config
 ├── UnsupportedError     this device, version or option cannot do what was asked
 ├── RequestError         a request is invalid; carries the field to blame
-│   └── UnknownVoiceError
+│   ├── UnknownVoiceError
+│   └── VoiceExistsError
 ├── CapacityError        no room for the request now; trying later can work
+├── StorageError         the voice registry's folder cannot be read or written, or has no room
 ├── AttentionMaskError   an attention call that the fused kernel would answer wrongly
 ├── GraphCaptureError    a device graph could not be captured or replayed
 └── GenerationError      the engine failed while a request was running
@@ -49,11 +51,19 @@ class RequestError(Qwen3TTSError, ValueError):
 
 
 class UnknownVoiceError(RequestError):
-    """The named voice is not in the checkpoint."""
+    """The named voice is neither in the checkpoint nor registered."""
+
+
+class VoiceExistsError(RequestError):
+    """A voice of that name is registered already."""
 
 
 class CapacityError(Qwen3TTSError):
     """There is no room for the request now."""
+
+
+class StorageError(Qwen3TTSError):
+    """Voices cannot be stored or read: no space, no quota left, no permission, or a damaged folder."""
 
 
 class AttentionMaskError(Qwen3TTSError, ValueError):

@@ -50,6 +50,35 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedVoice:
+    """What the encoders hear in reference audio: ``embedding`` float32 ``[H]``, ``codes`` int16 ``[R, 16]`` or empty.
+
+    Little-endian, row-major bytes.
+    """
+
+    embedding: bytes
+    codes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ClonedVoice:
+    """A voice taken from reference audio, as numbers in little-endian, row-major bytes.
+
+    ``embedding`` is float32 ``[H]``. With ``reference_text`` the speech continues the reference itself: then
+    ``reference_codes`` is int16 ``[R, 16]``. Without, both are empty and the embedding alone carries the voice.
+    """
+
+    embedding: bytes
+    reference_text: str = ""
+    reference_codes: bytes = b""
+
+    @property
+    def reference_frames(self) -> int:
+        """Number of frames of the reference, 0 where the embedding alone is used."""
+        return len(self.reference_codes) // (2 * NUM_CODEBOOKS)
+
+
+@dataclass(frozen=True, slots=True)
 class AudioChunk:
     """A run of consecutive frames of one request, decoded.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from qwen3tts_hw.config import ModelConfig
 from qwen3tts_hw.prompt.request import AUTO_LANGUAGE, SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
+from qwen3tts_hw.types import ClonedVoice
 
 ABSENT = -1
 _DIALECT_LANGUAGES = (AUTO_LANGUAGE, "chinese")  # what a speaker's own dialect replaces
@@ -55,7 +56,7 @@ class _Rows:
 
 
 def build_layout(config: ModelConfig, tokenizer: TextTokenizer, request: SpeechRequest) -> PromptLayout:
-    """Lay a valid request out: instruction, role, tags, speaker, then the text as the request's ``text_mode`` says."""
+    """Lay a valid request out: instruction, role, tags, speaker, then texts and reference as its ``text_mode`` says."""
     text, codec = config.text_tokens, config.codec_tokens
     text_ids = tokenizer.encode(request.text)
     rows = _Rows()
@@ -69,14 +70,28 @@ def build_layout(config: ModelConfig, tokenizer: TextTokenizer, request: SpeechR
         rows.add(index)
     for tag in _tags(config, request):
         rows.add(text.tts_pad, tag)
-    speaker_row = len(rows.text) if config.variant == "base" else None
+    voice, streaming = request.voice, request.text_mode == "streaming"
+    speaker_row = len(rows.text) if isinstance(voice, ClonedVoice) else None
     if speaker_row is not None:
         rows.add(text.tts_pad)
-    elif request.voice is not None:
-        rows.add(text.tts_pad, config.speaker_ids[request.voice])
+    elif isinstance(voice, str):
+        rows.add(text.tts_pad, config.speaker_ids[voice])
     rows.add(text.tts_bos, codec.pad)
-    trailing = _add_text(rows, config, text_ids, streaming=request.text_mode == "streaming")
-    return PromptLayout(tuple(rows.text), tuple(rows.codec), trailing, text.tts_pad, speaker_row)
+    frames = voice.reference_frames if isinstance(voice, ClonedVoice) else 0
+    if isinstance(voice, ClonedVoice) and frames:
+        spoken = [*tokenizer.encode(voice.reference_text), *text_ids, text.tts_eos]
+        trailing = _add_reference(rows, config, spoken, frames, streaming=streaming)
+    else:
+        trailing = _add_text(rows, config, text_ids, streaming=streaming)
+    return PromptLayout(
+        tuple(rows.text),
+        tuple(rows.codec),
+        trailing,
+        text.tts_pad,
+        speaker_row,
+        reference_start=len(rows.text) - frames if frames else None,
+        reference_frames=frames,
+    )
 
 
 def language_id(config: ModelConfig, language: str, voice: str | None) -> int | None:
@@ -92,7 +107,8 @@ def language_id(config: ModelConfig, language: str, voice: str | None) -> int | 
 
 def _tags(config: ModelConfig, request: SpeechRequest) -> tuple[int, ...]:
     codec = config.codec_tokens
-    language = language_id(config, request.language, request.voice)
+    preset = request.voice if isinstance(request.voice, str) else None
+    language = language_id(config, request.language, preset)
     if language is None:
         return codec.nothink, codec.think_bos, codec.think_eos
     return codec.think, codec.think_bos, language, codec.think_eos
@@ -109,3 +125,23 @@ def _add_text(rows: _Rows, config: ModelConfig, text_ids: list[int], *, streamin
     rows.add(text.tts_eos, codec.pad)
     rows.add(text.tts_pad, codec.bos)
     return (text.tts_pad,)
+
+
+def _add_reference(
+    rows: _Rows, config: ModelConfig, spoken: list[int], frames: int, *, streaming: bool
+) -> tuple[int, ...]:
+    """Add the rows of reference and target text and of the reference's frames; return the trailing text ids.
+
+    The frames' rows come last and have no codec id. ``spoken`` is both texts and the end of text. Streaming, text and
+    frames run side by side from the first row on; what is longer goes on alone.
+    """
+    text, codec = config.text_tokens, config.codec_tokens
+    if not streaming:
+        for index in spoken:
+            rows.add(index, codec.pad)
+        spoken = []
+    beside = [*spoken[: frames + 1], *[text.tts_pad] * (frames + 1 - len(spoken))]
+    rows.add(beside[0], codec.bos)
+    for index in beside[1:]:
+        rows.add(index)
+    return tuple(spoken[frames + 1 :]) or (text.tts_pad,)

@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from qwen3tts_hw.config import MIN_FACTOR, ModelConfig
 from qwen3tts_hw.errors import RequestError, UnknownVoiceError
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import CODEBOOK_SIZE, SamplingSpec
+from qwen3tts_hw.types import CODEBOOK_SIZE, ClonedVoice, SamplingSpec
 
 TEXT_MODES = ("whole", "streaming")
 AUTO_LANGUAGE = "auto"
@@ -24,6 +24,7 @@ MIN_TEMPERATURE = 0.01  # below it, and above 0, the division of the logits woul
 MAX_TEMPERATURE = 10.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_SEED = 2**63 - 1
+_WIDTHS = (1_024, 2_048)  # of the published checkpoints
 _QUOTED = 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -32,14 +33,15 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 class SpeechRequest:
     """A valid request.
 
-    ``voice`` is a key of the checkpoint's speaker table, or None where the checkpoint has no preset voices.
+    ``voice`` is a key of the checkpoint's speaker table, a :class:`~qwen3tts_hw.types.ClonedVoice` for a Base
+    checkpoint, or None where the instruction designs the voice.
     ``language`` is lower case, "auto" if it was left open. ``instruct`` is None or holds more than white space.
     ``text_mode`` says whether the text enters the prompt as a whole, or one token per frame ("streaming").
     ``max_frames`` limits the length.
     """
 
     text: str
-    voice: str | None
+    voice: str | ClonedVoice | None
     language: str
     instruct: str | None
     text_mode: str
@@ -52,7 +54,7 @@ def build_request(  # noqa: PLR0913 - one keyword per request field, passed thro
     settings: Settings,
     *,
     text: str,
-    voice: str | None = None,
+    voice: str | ClonedVoice | None = None,
     language: str | None = None,
     instruct: str | None = None,
     text_mode: str | None = None,
@@ -68,18 +70,12 @@ def build_request(  # noqa: PLR0913 - one keyword per request field, passed thro
     ``temperature`` 0 is greedy for all 16 codebooks. A missing ``seed`` is drawn at random. ``max_new_tokens`` counts
     frames. Raises RequestError (UnknownVoiceError for a voice the checkpoint does not have) naming the field.
     """
-    if config.variant == "base":
-        raise RequestError(
-            "voice",
-            "this checkpoint (base) clones voices from reference audio, which is not available yet; preset voices need "
-            "a custom_voice checkpoint, described voices a voice_design checkpoint",
-        )
     return SpeechRequest(
         text=_text(text, "input", settings),
         voice=_voice(config, voice),
         language=_language(config, language),
         instruct=_instruct(config, settings, instruct),
-        text_mode=_text_mode(text_mode),
+        text_mode=_text_mode(config, text_mode),
         sampling=_sampling(config.sampling, temperature, top_k, top_p, repetition_penalty, seed),
         max_frames=_integer("max_new_tokens", max_new_tokens, 1, config.max_new_frames, default=config.max_new_frames),
     )
@@ -107,7 +103,16 @@ def _text(value: object, field: str, settings: Settings) -> str:
     return text
 
 
-def _voice(config: ModelConfig, value: object) -> str | None:
+def _voice(config: ModelConfig, value: object) -> str | ClonedVoice | None:
+    if isinstance(value, ClonedVoice):
+        check_cloning(config, "voice")
+        return _cloned(config, value)
+    if config.variant == "base":
+        raise RequestError(
+            "voice",
+            "this checkpoint (base) speaks in voices cloned from reference audio: give ref_audio with ref_text, or the "
+            "name of a registered voice",
+        )
     if config.variant != "custom_voice":
         if value is None:
             return None
@@ -127,6 +132,41 @@ def _voice(config: ModelConfig, value: object) -> str | None:
         if _joined(name) == _joined(exact):
             return name
     raise UnknownVoiceError("voice", f"unknown voice {_shortened(wanted)}; {supported}")
+
+
+def check_reference_text(value: object, settings: Settings) -> str:
+    """Validate the text spoken in reference audio; raise RequestError."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise RequestError(
+            "ref_text",
+            "ref_text is missing; give what is said in ref_audio, or set x_vector_only_mode to use the voice's sound "
+            "alone",
+        )
+    return _text(value, "ref_text", settings)
+
+
+def check_cloning(config: ModelConfig, field: str) -> None:
+    """Raise RequestError blaming ``field`` if the checkpoint cannot clone voices."""
+    if config.variant != "base":
+        raise RequestError(
+            field,
+            f"{field} is for cloned voices, which this checkpoint ({config.variant}) does not make; use "
+            "Qwen3-TTS-12Hz-1.7B-Base or Qwen3-TTS-12Hz-0.6B-Base",
+        )
+
+
+def _cloned(config: ModelConfig, voice: ClonedVoice) -> ClonedVoice:
+    """Check what does not depend on how the voice came about: its embedding's width, its reference's completeness."""
+    width, found = config.talker.hidden_size, len(voice.embedding) // 4
+    if found != width or len(voice.embedding) % 4:
+        raise RequestError(
+            "speaker_embedding",
+            f"the speaker embedding has {found} numbers; this checkpoint needs {width}"
+            + ("; it was made with a checkpoint of the other size" if found in _WIDTHS else ""),
+        )
+    if bool(voice.reference_text.strip()) != bool(voice.reference_codes):
+        raise RequestError("ref_text", "the voice has reference text or reference codes, but not both")
+    return voice
 
 
 def _joined(name: str) -> str:
@@ -160,16 +200,17 @@ def _instruct(config: ModelConfig, settings: Settings, value: object) -> str | N
             )
         return None
     if not config.accepts_instruct:
+        kind = "base" if config.variant == "base" else "0.6B"
         raise RequestError(
             "instructions",
-            "this checkpoint (0.6B) does not follow instructions; Qwen3-TTS-12Hz-1.7B-CustomVoice does",
+            f"this checkpoint ({kind}) does not follow instructions; Qwen3-TTS-12Hz-1.7B-CustomVoice does",
         )
     return _text(given, "instructions", settings)
 
 
-def _text_mode(value: object) -> str:
+def _text_mode(config: ModelConfig, value: object) -> str:
     if value is None:
-        return TEXT_MODES[0]
+        return "streaming" if config.variant == "base" else "whole"
     mode = _string(value, "text_mode")
     if mode not in TEXT_MODES:
         raise RequestError("text_mode", f"unknown text_mode {_shortened(mode)}; supported: {', '.join(TEXT_MODES)}")

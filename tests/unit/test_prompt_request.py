@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3tts_hw.errors import RequestError, UnknownVoiceError
-from qwen3tts_hw.prompt.request import build_request
+from qwen3tts_hw.prompt.request import build_request, check_reference_text
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import SamplingSpec
+from qwen3tts_hw.types import ClonedVoice, SamplingSpec
 from tests.unit.published_configs import published_config
 
 CUSTOM, DESIGN, BASE = (published_config(variant) for variant in ("custom_voice", "voice_design", "base"))
@@ -132,11 +132,11 @@ class TestVoice:
         assert build(DESIGN, instruct="Very happy.").voice is None
 
     @pytest.mark.parametrize("voice", [None, "ryan"])
-    def test_base_is_not_served_yet(self, voice):
+    def test_base_has_no_presets(self, voice):
         error = refusal(BASE, voice=voice)
         assert error.field == "voice"
         assert "reference audio" in error.message
-        assert "custom_voice" in error.message
+        assert "ref_audio" in error.message
 
 
 class TestLanguage:
@@ -270,3 +270,40 @@ class TestNumbers:
             assert 0 < sampling.top_p <= 1
             assert 0 < sampling.repetition_penalty <= 10
             assert 1 <= request.max_frames <= 8192
+
+
+class TestClonedVoice:
+    EMBEDDING = bytes(4 * BASE.talker.hidden_size)
+
+    def test_it_is_kept_and_text_streams_by_default(self):
+        voice = ClonedVoice(self.EMBEDDING, "Good morning.", bytes(32))
+        request = build(BASE, voice=voice)
+        assert (request.voice, request.text_mode) == (voice, "streaming")
+        assert build(BASE, voice=voice, text_mode="whole").text_mode == "whole"
+
+    @pytest.mark.parametrize("size", [0, 4, BASE.talker.hidden_size * 4 + 1, 4 * 1_024])
+    def test_another_width(self, size):
+        error = refusal(BASE, voice=ClonedVoice(bytes(size)))
+        assert error.field == "speaker_embedding"
+        assert str(BASE.talker.hidden_size) in error.message
+
+    @pytest.mark.parametrize(("text", "codes"), [("Good morning.", b""), ("", bytes(32)), (" ", bytes(32))])
+    def test_text_and_codes_belong_together(self, text, codes):
+        assert refusal(BASE, voice=ClonedVoice(self.EMBEDDING, text, codes)).field == "ref_text"
+
+    @pytest.mark.parametrize("config", [CUSTOM, DESIGN])
+    def test_other_checkpoints_name_the_right_one(self, config):
+        error = refusal(config, voice=ClonedVoice(self.EMBEDDING))
+        assert error.field == "voice"
+        assert "1.7B-Base" in error.message
+
+    def test_instructions(self):
+        error = refusal(BASE, voice=ClonedVoice(self.EMBEDDING), instruct="Whisper.")
+        assert error.field == "instructions"
+        assert "(base)" in error.message
+
+    @pytest.mark.parametrize("text", [None, "", " \n", 3, "a" * 20_001])
+    def test_reference_text(self, text):
+        with pytest.raises(RequestError) as caught:
+            check_reference_text(text, Settings())
+        assert caught.value.field == "ref_text"

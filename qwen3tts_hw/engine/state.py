@@ -12,22 +12,27 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.model.sampling import SamplingRows
 from qwen3tts_hw.predictor_kernels.base import SlotTensors
 from qwen3tts_hw.prompt.layout import PromptLayout
-from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
+from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, ClonedVoice, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a slot needs to know of a request: its prompt layout, its sampling, its limit in frames."""
+    """What a slot needs to know of a request: its prompt layout, its sampling, its limit in frames.
+
+    ``voice`` is what the layout's speaker row and reference rows hold.
+    """
 
     layout: PromptLayout
     sampling: SamplingSpec
     max_frames: int
+    voice: ClonedVoice | None = None
 
 
 class SlotTable:
@@ -36,10 +41,19 @@ class SlotTable:
     ``codes [S+1, L, 16] int16``: what each position feeds to the codec side, -1 = nothing. ``text [S+1, L] int32``:
     text ids, over the prompt and all later positions. ``frontier [S+1] int64``: first position whose frame does not
     exist yet. ``prompt_rows``, ``max_frames [S+1] int64``; ``ended [S+1] bool``; ``seen [S+1, 2049] bool``: codes
-    generated so far.
+    generated so far. Where voices are cloned, ``speaker [S+1, speaker_width] speaker_dtype`` is added to the row at
+    ``speaker_rows [S+1] int64``, -1 = to none; else ``speaker`` is None.
     """
 
-    def __init__(self, num_slots: int, max_positions: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_positions: int,
+        device: torch.device,
+        *,
+        speaker_width: int | None = None,
+        speaker_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.num_slots, self.max_positions, self.device = num_slots, max_positions, device
         self.scratch = num_slots
         rows = num_slots + 1
@@ -54,6 +68,8 @@ class SlotTable:
         self.max_frames = table(dtype=torch.int64)
         self.ended = table(dtype=torch.bool, fill=True)
         self.seen = table(CODEBOOK_SIZE + 1, dtype=torch.bool)
+        self.speaker = None if speaker_width is None else table(speaker_width, dtype=speaker_dtype)
+        self.speaker_rows = table(dtype=torch.int64, fill=-1)
         # One float and one int64 row per slot, so that admission is a handful of small copies.
         self._floats = table(5, dtype=torch.float32, fill=1.0)
         self._integers = table(4, dtype=torch.int64)
@@ -84,6 +100,10 @@ class SlotTable:
         text[: len(known)] = known
         codes = np.full((rows, NUM_CODEBOOKS), -1, dtype=np.int16)
         codes[:, 0] = layout.codec_ids
+        if admission.voice is not None:
+            self._admit_voice(slot, layout, admission.voice, codes)
+        elif self.speaker is not None:
+            self.speaker_rows[slot] = -1
         self.text[slot] = torch.from_numpy(text).to(self.device)
         self.codes[slot, :rows] = torch.from_numpy(codes).to(self.device)
         self.frontier[slot] = rows
@@ -93,6 +113,16 @@ class SlotTable:
         self._floats[slot] = torch.tensor(_floats(sampling), dtype=torch.float32).to(self.device)
         self._integers[slot] = torch.tensor(_integers(sampling), dtype=torch.int64).to(self.device)
         self.ended[slot] = False
+
+    def _admit_voice(self, slot: int, layout: PromptLayout, voice: ClonedVoice, codes: NDArray[np.int16]) -> None:
+        """Upload a cloned voice's embedding and write its reference into the prompt's ``codes``."""
+        assert self.speaker is not None
+        embedding = torch.from_numpy(np.frombuffer(voice.embedding, dtype="<f4").copy())
+        self.speaker[slot] = embedding.to(self.device, self.speaker.dtype)
+        self.speaker_rows[slot] = -1 if layout.speaker_row is None else layout.speaker_row
+        if layout.reference_start is not None:
+            reference = np.frombuffer(voice.reference_codes, dtype="<i2").reshape(-1, NUM_CODEBOOKS)
+            codes[layout.reference_start : layout.reference_start + len(reference)] = reference
 
     def close(self, slot: int) -> None:
         """Make a slot answer end of speech at once: for requests that carry no speech prompt."""

@@ -22,6 +22,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, maybe_prefix
 
 from qwen3tts_hw.checkpoint.inventory import main_tensors
 from qwen3tts_hw.checkpoint.reader import open_checkpoint, resolve_directory
+from qwen3tts_hw.engine.input_rows import input_rows
 from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.errors import CheckpointError
 from qwen3tts_hw.model.weights import embedding_targets, is_talker_stack, load, predictor_targets
@@ -69,7 +70,13 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         )
         self.logits_processor = LogitsProcessor(config.talker_vocab_size)
         self.sampled_hidden: Tensor | None = None
-        self.table = SlotTable(scheduler.max_num_seqs, vllm_config.model_config.max_model_len, device)
+        self.table = SlotTable(
+            scheduler.max_num_seqs,
+            vllm_config.model_config.max_model_len,
+            device,
+            speaker_width=config.speaker_embedding_size,
+            speaker_dtype=self.parts.dtype,
+        )
         sizes = vllm_config.compilation_config.cudagraph_capture_sizes or [0]
         rows = max(scheduler.max_num_batched_tokens, *sizes, scheduler.max_num_seqs)
         self.row_slots = torch.full((rows,), self.table.scratch, dtype=torch.int64, device=device)
@@ -88,11 +95,10 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states ``[n, H]`` of the scheduled rows; token ids are ignored, the slot table knows the inputs."""
-        table, count = self.table, positions.shape[-1]
-        slots, places = self.row_slots[:count], positions.to(torch.int64).clamp(max=self.table.max_positions - 1)
-        rows = self.parts.code_embedder.sum(table.codes[slots, places].to(torch.int64))
-        rows = rows + self.parts.text_embedder(table.text[slots, places].to(torch.int64))
-        self._inputs[:count] = rows
+        parts, count = self.parts, positions.shape[-1]
+        self._inputs[:count] = input_rows(
+            self.table, parts.text_embedder, parts.code_embedder, self.row_slots[:count], positions.to(torch.int64)
+        )
         return self.talker(None, positions, None, self._inputs[:count])
 
     def get_model_state_cls(self) -> type:
@@ -116,7 +122,10 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         if expected:
             raise CheckpointError(f"the checkpoint lacks talker tensors: {', '.join(sorted(expected)[:5])}")
         directory = resolve_directory(self._model_config.model, self._model_config.revision)
-        parts.codec.load_weights(open_checkpoint(directory).iter_codec())
+        checkpoint = open_checkpoint(directory)
+        parts.codec.load_weights(checkpoint.iter_codec())
+        if parts.voice_encoder is not None:
+            parts.voice_encoder.load(checkpoint)
         parts.backend.prepare_weights(parts.predictor)
         parts.backend.prepare_weights(parts.codec)
         parts.predictor.adopt(parts.settings.predictor, parts.backend)

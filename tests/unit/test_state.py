@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from qwen3tts_hw.engine.state import Admission, SlotTable
 from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.model.sampling import frame_key
 from qwen3tts_hw.prompt.layout import PromptLayout
-from qwen3tts_hw.types import NUM_CODEBOOKS, SamplingSpec
+from qwen3tts_hw.types import NUM_CODEBOOKS, ClonedVoice, SamplingSpec
 
 POSITIONS = 24
 LAYOUT = PromptLayout(
@@ -131,3 +132,49 @@ class TestAdmission:
         after = [value[0] for value in vars(table).values() if torch.is_tensor(value)]
         assert len(before) > 5
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+class TestClonedVoices:
+    WIDTH = 6
+    CODES = torch.arange(3 * NUM_CODEBOOKS, dtype=torch.int16).reshape(3, NUM_CODEBOOKS)
+    VOICE = ClonedVoice(np.arange(WIDTH, dtype="<f4").tobytes(), "Good morning.", CODES.numpy().tobytes())
+    CLONED = PromptLayout(
+        text_ids=(4, 5, 6, 9, 9, 9, 9),
+        codec_ids=(-1, 2155, -1, 2149, -1, -1, -1),
+        trailing_text_ids=(7, 8),
+        pad_text_id=9,
+        speaker_row=2,
+        reference_start=4,
+        reference_frames=3,
+    )
+
+    @pytest.fixture
+    def table(self):
+        return SlotTable(3, POSITIONS, torch.device("cpu"), speaker_width=self.WIDTH)
+
+    def test_speaker_and_reference_have_their_rows(self, table):
+        table.admit(1, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
+        assert table.speaker[1].tolist() == list(range(self.WIDTH))
+        assert table.speaker_rows.tolist() == [-1, 2, -1, -1]
+        assert torch.equal(table.codes[1, 4:7], self.CODES)
+        assert table.codes[1, :4, 0].tolist() == [-1, 2155, -1, 2149]
+        assert (table.codes[1, :4, 1:] == -1).all()
+        assert (table.codes[[0, 2, 3]] == -1).all()
+
+    def test_the_penalty_does_not_count_the_reference(self, table):
+        table.admit(1, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
+        assert not table.seen[1].any()
+
+    def test_the_next_request_has_no_speaker(self, table):
+        table.admit(1, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
+        table.admit(1, Admission(LAYOUT, SAMPLING, 8))
+        assert table.speaker_rows.tolist() == [-1] * 4
+
+    def test_the_speaker_keeps_the_models_dtype(self):
+        table = SlotTable(1, POSITIONS, torch.device("cpu"), speaker_width=self.WIDTH, speaker_dtype=torch.bfloat16)
+        table.admit(0, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
+        assert table.speaker.dtype == torch.bfloat16
+        assert table.speaker[0].tolist() == list(range(self.WIDTH))
+
+    def test_no_table_of_speakers_where_none_is_cloned(self):
+        assert SlotTable(3, POSITIONS, torch.device("cpu")).speaker is None

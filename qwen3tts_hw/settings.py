@@ -22,6 +22,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "codec_dtype": ("float32", "bfloat16"),
 }
 
+_MAY_BE_ZERO = ("ref_audio_trailing_silence_ms",)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -46,6 +48,12 @@ class Settings:
     ref_audio_allowed_hosts: hosts, or host:port, separated by commas, that reference audio may be fetched from over
         http or https; empty: none.
     ref_audio_allowed_folders: absolute folders, separated by commas, whose files file:// URLs may name; empty: none.
+    ref_audio_trim_silence / ref_audio_normalize_loudness / ref_audio_trailing_silence_ms: clean-up of reference audio
+        unless a request says otherwise: cut silent ends, bring the speech to -23 dB, append silence (against the
+        reference's last sound being heard at the start of the speech).
+    voices_dir: folder of registered voices; empty: qwen3tts_hw/voices below XDG_DATA_HOME or ~/.local/share.
+    voices_max_count / voices_max_bytes: most voices that may be registered, and their size on disk.
+    voices_keep_audio: store the recording with a registered voice, not only what the encoders heard in it.
     trace: keep each frame's hidden state on the worker for debugging (memory grows with every frame).
     """
 
@@ -65,6 +73,13 @@ class Settings:
     ref_audio_max_seconds: int = 60
     ref_audio_allowed_hosts: str = ""
     ref_audio_allowed_folders: str = ""
+    ref_audio_trim_silence: bool = False
+    ref_audio_normalize_loudness: bool = False
+    ref_audio_trailing_silence_ms: int = 0
+    voices_dir: str = ""
+    voices_max_count: int = 1_000
+    voices_max_bytes: int = 1_000_000_000
+    voices_keep_audio: bool = False
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -73,8 +88,9 @@ class Settings:
                 raise SettingsError(f"{name} is {getattr(self, name)!r}; supported: {', '.join(choices)}")
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if item.type == "int" and value < 1:
-                raise SettingsError(f"{item.name} is {value}; it must be at least 1")
+            least = 0 if item.name in _MAY_BE_ZERO else 1
+            if item.type == "int" and value < least:
+                raise SettingsError(f"{item.name} is {value}; it must be at least {least}")
         if self.first_chunk_frames > self.chunk_frames:
             raise SettingsError(
                 f"first_chunk_frames {self.first_chunk_frames} is larger than chunk_frames {self.chunk_frames}"
@@ -107,6 +123,17 @@ class Settings:
 def listed(value: str) -> tuple[str, ...]:
     """The entries of a setting that is a list separated by commas."""
     return tuple(entry.strip() for entry in value.split(",") if entry.strip())
+
+
+def voices_folder(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
+    """Where registered voices are kept."""
+    if settings.voices_dir:
+        return os.path.expanduser(settings.voices_dir)  # noqa: PTH111 - a string is what is wanted
+    environment = os.environ if environment is None else environment
+    data = environment.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):  # the specification says to ignore relative paths
+        data = os.path.expanduser("~/.local/share")  # noqa: PTH111 - as above
+    return f"{data}/qwen3tts_hw/voices"
 
 
 def _convert(name: str, raw: Any, known: Mapping[str, str], source: str) -> Any:

@@ -7,6 +7,7 @@ tensor belongs to. Torch is needed for :meth:`Checkpoint.iter_main` and :meth:`C
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_SPEAKER_ENCODER = "speaker_encoder."
+_FINGERPRINT_DIGITS = 16
 _LISTED = 5  # names shown of each kind of defect
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", f"{CODEC_SUBFOLDER}/*"]
@@ -79,6 +82,20 @@ class Checkpoint:
         """
         _compare(self.directory, main_tensors(self.config))
         _compare(self.directory / CODEC_SUBFOLDER, codec_tensors(self.config.raw_codec))
+
+    def voice_fingerprint(self) -> str:
+        """What tells whether a speaker embedding was made for this checkpoint; "" where voices are not cloned."""
+        if self.config.speaker_encoder is None:
+            return ""
+        from safetensors import safe_open
+
+        digest = hashlib.sha256()
+        for path in _weight_files(self.directory):
+            with safe_open(path, framework="pt") as file:
+                for name in sorted(name for name in file.keys() if name.startswith(_SPEAKER_ENCODER)):  # noqa: SIM118
+                    digest.update(name.encode())
+                    digest.update(file.get_tensor(name).float().numpy().tobytes())
+        return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
     def iter_main(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor (CPU, as stored) of talker, code predictor and speaker encoder, one at a time."""

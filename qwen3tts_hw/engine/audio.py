@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,9 @@ from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME
 
 logger = logging.getLogger(__name__)
+
+PRIMED_FRAMES_PER_STEP = 128  # of reference audio: ten seconds, more than most references have
+PRIMED_FRAMES_PER_CALL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class _Stream:
     slot: int
     prompt_rows: int
     with_codes: bool
+    primed_to: int = 0  # position of the first frame of reference that the codec has not been fed
     sent: int = 0  # written by the sender thread only
 
 
@@ -104,6 +108,7 @@ class AudioPump:
         self._due_at = np.full(slots, np.iinfo(np.int64).max, dtype=np.int64)
         self._prompt = np.zeros(slots, dtype=np.int64)
         self._streams: dict[int, _Stream] = {}
+        self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
         self._last_reset: Tensor | None = None
         self._stream = backend.new_stream(priority="low")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -121,24 +126,51 @@ class AudioPump:
         """Number of chunks waiting for the sender."""
         return self._jobs.qsize()
 
-    def open(self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False) -> None:
-        """Start a stream in ``slot``; its codec state is reset."""
+    @property
+    def mode(self) -> str:
+        """How codec steps run: "eager" or "graph"."""
+        return self._decoder.mode
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What the codec's steps have counted."""
+        return self._decoder.counters
+
+    def capture(self) -> None:
+        """Capture the codec's steps; call once, before the first stream is opened."""
+        self._decoder.capture()
+
+    def open(
+        self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False, reference_frames: int = 0
+    ) -> None:
+        """Start a stream in ``slot``; its codec state is reset.
+
+        Where the prompt ends with ``reference_frames`` frames of reference audio, the stream continues them: the codec
+        is fed the reference, without output, before the first frame.
+        """
         self._made[slot] = self._decoded[slot] = 0
         self._due_at[slot] = self._first
         self._prompt[slot] = prompt_rows
-        self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes)
+        self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, prompt_rows - reference_frames)
         rows = to_device(self._backend, torch.tensor([slot]))
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.on_stream(self._stream):
             self._decoder.reset(rows)
         self._last_reset = rows  # alive until the codec's stream has read it
+        if reference_frames:
+            self._unprimed[slot] = None
+            self._prime()
 
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """Count the frames a step made: rows ``(slot, position)`` that :meth:`expects` picks made one."""
         self._raise_sender_error()
+        if self._unprimed:
+            self._prime()
         made = slots[self.expects(slots, positions)]
         self._made[made] += 1
         due = made[self._made[made] >= self._due_at[made]]
+        if self._unprimed:
+            due = np.array([slot for slot in due if int(slot) not in self._unprimed], dtype=np.int64)
         if len(due):
             self._decode(due, last=False)
 
@@ -151,6 +183,10 @@ class AudioPump:
         stream = self._streams.get(slot)
         if stream is None:
             return
+        if slot in self._unprimed:
+            if send and self._made[slot]:
+                self._prime_slot(slot, stream.prompt_rows)
+            del self._unprimed[slot]
         if send and self._made[slot] > self._decoded[slot]:
             self._decode(np.array([slot]), last=True)
         elif send:
@@ -162,6 +198,33 @@ class AudioPump:
         """Send what is queued, then stop the sender thread."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
+
+    def _prime(self) -> None:
+        """Feed the codec references, oldest stream first, as much as one step may delay other streams' audio."""
+        budget = PRIMED_FRAMES_PER_STEP
+        for slot in list(self._unprimed):
+            stream = self._streams[slot]
+            stop = min(stream.prompt_rows, stream.primed_to + budget)
+            budget -= stop - stream.primed_to
+            self._prime_slot(slot, stop)
+            if stop == stream.prompt_rows:
+                del self._unprimed[slot]
+            if not budget:
+                return
+
+    def _prime_slot(self, slot: int, stop: int) -> None:
+        """Feed the codec the frames of ``slot``'s reference up to position ``stop``.
+
+        All tensors belong to the codec's stream, so none needs to be kept until it has read them.
+        """
+        stream = self._streams[slot]
+        self._stream.wait_stream(self._backend.current_stream())
+        with self._backend.on_stream(self._stream):
+            rows = to_device(self._backend, torch.tensor([slot]))
+            for first in range(stream.primed_to, stop, PRIMED_FRAMES_PER_CALL):
+                codes = self._table.codes[slot, first : min(stop, first + PRIMED_FRAMES_PER_CALL)]
+                self._decoder.decode(codes.to(torch.int64).t()[None].contiguous(), rows)
+        stream.primed_to = stop
 
     def _decode(self, slots: np.ndarray, *, last: bool) -> None:
         pending = self._made[slots] - self._decoded[slots]

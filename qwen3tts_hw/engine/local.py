@@ -19,7 +19,9 @@ from qwen3tts_hw.backends import Backend
 from qwen3tts_hw.checkpoint.reader import Checkpoint, open_checkpoint
 from qwen3tts_hw.codec.decoder import CodecDecoder
 from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
+from qwen3tts_hw.engine.input_rows import input_rows
 from qwen3tts_hw.engine.state import Admission, SlotTable
+from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
 from qwen3tts_hw.errors import GenerationError, RequestError, UnsupportedError
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
@@ -29,9 +31,10 @@ from qwen3tts_hw.prompt.layout import build_layout
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import FinishReason
+from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, ClonedVoice, EncodedVoice, FinishReason
 
 FRAMES_PER_CHECK = 8  # the host asks the device whether a request has ended once per this many frames
+PRIMED_FRAMES = 8  # of reference audio, per codec step
 DTYPES = ("float32", "bfloat16")
 
 Progress = Callable[[int, int], None]
@@ -68,7 +71,10 @@ class LocalEngine:
         self._load(checkpoint)
         self._codec_state = self._codec.new_state(1)
         self._turn = 0  # number of the request that the slot, the caches and the codec state belong to
-        self._table = SlotTable(1, self.config.max_positions, device)
+        self._checkpoint = checkpoint
+        self._voice_encoder: VoiceEncoder | None = None
+        width = self.config.speaker_embedding_size
+        self._table = SlotTable(1, self.config.max_positions, device, speaker_width=width, speaker_dtype=dtype)
         self._step = FrameStep(self.config, self._table, self._predictor)
         wrap = graph_wrappers.create(settings.graphs, backend)
         inputs = frame_step_inputs(self.config, self._table, hidden_dtype=dtype, logits_dtype=torch.float32)
@@ -107,8 +113,10 @@ class LocalEngine:
         codes = torch.cat([block for block, _ in blocks]) if blocks else torch.zeros(0, 16, dtype=torch.int64)
         pcm = torch.zeros(0)
         if len(codes):
+            reference = self._reference(request)
             with torch.inference_mode():
-                pcm = self._codec.decode(codes.t()[None].to(self.backend.device))[0].float().cpu()
+                together = torch.cat((reference, codes)).t()[None].to(self.backend.device)
+                pcm = self._codec.decode(together)[0, SAMPLES_PER_FRAME * len(reference) :].float().cpu()
         return SpeechResult(
             codes=codes.numpy(),
             pcm=pcm.numpy(),
@@ -121,11 +129,31 @@ class LocalEngine:
         """Yield audio ``[n*1920] float32`` as it is made, in blocks of up to 8 frames."""
         slot = torch.zeros(1, dtype=torch.int64, device=self.backend.device)
         self._codec_state.reset(slot)
+        reference = self._reference(request).to(self.backend.device)
+        with torch.inference_mode():
+            for part in reference.split(PRIMED_FRAMES) if len(reference) else ():
+                self._codec.decode_step(part.t()[None], self._codec_state, slot)
         for block, _ in self._generate(request, None, None):
             if len(block):
                 with torch.inference_mode():
                     codes = block.t()[None].to(self.backend.device)
                     yield self._codec.decode_step(codes, self._codec_state, slot)[0].float().cpu().numpy()
+
+    @property
+    def voice_fingerprint(self) -> str:
+        """What tells whether a speaker embedding was made for this checkpoint; "" where voices are not cloned."""
+        return self._checkpoint.voice_fingerprint()
+
+    def encode_voice(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
+        """Encode reference audio, mono at 24 kHz; the encoders are loaded at the first call.
+
+        Raises UnsupportedError where voices are not cloned, RequestError for a clip that is too short.
+        """
+        if self._voice_encoder is None:
+            encoder = VoiceEncoder(self.config, self.backend)
+            encoder.load(self._checkpoint)
+            self._voice_encoder = encoder
+        return self._voice_encoder.encode(samples, with_codes=with_codes)
 
     @torch.inference_mode()
     def _generate(
@@ -140,7 +168,8 @@ class LocalEngine:
                 "input", f"the prompt has {layout.length} rows; the model has {table.max_positions} positions"
             )
         limit = min(request.max_frames, room)
-        table.admit(0, Admission(layout, request.sampling, limit))
+        voice = request.voice if isinstance(request.voice, ClonedVoice) else None
+        table.admit(0, Admission(layout, request.sampling, limit, voice))
         slot = torch.zeros(1, dtype=torch.int64, device=device)
         hidden = self._talker(self._rows(0, layout.length), 0)[-1:]
         self._turn = turn = self._turn + 1
@@ -168,10 +197,13 @@ class LocalEngine:
 
     def _rows(self, start: int, end: int) -> Tensor:
         """Talker input rows ``[end - start, H]`` of slot 0, as every engine computes them."""
-        table = self._table
-        codes = self._codes.sum(table.codes[0, start:end].to(torch.int64))
-        text: Tensor = self._text(table.text[0, start:end].to(torch.int64))
-        return codes + text
+        positions = torch.arange(start, end, device=self.backend.device)
+        return input_rows(self._table, self._text, self._codes, torch.zeros_like(positions), positions)
+
+    def _reference(self, request: SpeechRequest) -> Tensor:
+        """Codes of the reference ``[R, 16] int64`` that the codec hears before the request's first frame."""
+        codes = request.voice.reference_codes if isinstance(request.voice, ClonedVoice) else b""
+        return torch.from_numpy(np.frombuffer(codes, dtype="<i2").astype(np.int64).reshape(-1, NUM_CODEBOOKS))
 
     def _load(self, checkpoint: Checkpoint) -> None:
         talker = self._talker

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen3tts_hw.config import ModelConfig
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import AudioChunk, SpeechOutcome
+from qwen3tts_hw.types import AudioChunk, EncodedVoice, SpeechOutcome
 
 
 class SpeechStream(Protocol):
@@ -37,9 +40,17 @@ class SpeechService(Protocol):
 
     config: ModelConfig
     settings: Settings
+    voice_fingerprint: str
+    """What tells whether a speaker embedding was made for this checkpoint; "" where voices are not cloned."""
 
     async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> SpeechStream:
         """Start a request. Raises RequestError if its prompt does not fit, CapacityError if there is no room."""
+
+    async def encode_voice(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
+        """Encode reference audio, mono at 24 kHz; what was encoded before costs no encoder work.
+
+        Raises RequestError for a recording that is too short, or where the checkpoint does not clone voices.
+        """
 
     def outcome(self, request_id: str) -> SpeechOutcome | None:
         """How a recent request ended; None if it is unknown, still running, or long gone."""

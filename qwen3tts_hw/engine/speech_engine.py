@@ -67,7 +67,8 @@ class SpeechEngine:
             self.table.close(slot)
             return slot
         self.table.admit(slot, admission)
-        self.pump.open(request_id, slot, admission.layout.length, with_codes=with_codes)
+        layout = admission.layout
+        self.pump.open(request_id, slot, layout.length, with_codes=with_codes, reference_frames=layout.reference_frames)
         if self._trace is not None:
             while len(self._trace) >= _TRACES_KEPT:
                 self._trace.pop(next(iter(self._trace)))

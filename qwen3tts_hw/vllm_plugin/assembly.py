@@ -20,6 +20,7 @@ from qwen3tts_hw.engine.codec_steps import CodecSteps
 from qwen3tts_hw.engine.frame_step import FrameStep, frame_buckets, frame_step_inputs
 from qwen3tts_hw.engine.speech_engine import SpeechEngine
 from qwen3tts_hw.engine.state import SlotTable
+from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
 from qwen3tts_hw.settings import Settings
@@ -40,6 +41,7 @@ class SpeechParts:
     code_embedder: CodeEmbedder
     predictor: CodePredictor
     codec: CodecDecoder
+    voice_encoder: VoiceEncoder | None  # of Base checkpoints
 
 
 def build_parts(vllm_config: Any) -> SpeechParts:
@@ -65,6 +67,7 @@ def build_parts(vllm_config: Any) -> SpeechParts:
         code_embedder=codes,
         predictor=CodePredictor(config, codes, attention, max_rows=rows, device=device, dtype=dtype),
         codec=CodecDecoder(config.codec, device, getattr(torch, settings.codec_dtype)),
+        voice_encoder=VoiceEncoder(config, backend) if config.variant == "base" else None,
     )
 
 

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from qwen3tts_hw.engine.copies import to_device
 from qwen3tts_hw.engine.speech_engine import StepRows
+from qwen3tts_hw.errors import RequestError
+from qwen3tts_hw.prompt.request import check_cloning
 from qwen3tts_hw.vllm_plugin.assembly import build_engine
-from qwen3tts_hw.vllm_plugin.payload import unpack
+from qwen3tts_hw.vllm_plugin.payload import pack_encoding, unpack
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
 
 
@@ -87,6 +89,15 @@ class SpeechDriver:
         self._rows = None
         return self.engine.step(hidden, logits, rows).to(torch.int32)[:, None]
 
+    def encode_voice(self, samples: bytes, *, with_codes: bool) -> bytes:
+        """Encode reference audio; an unusable recording, or a checkpoint that does not clone, is part of the answer."""
+        encoder = self._model.parts.voice_encoder
+        try:
+            check_cloning(self._model.parts.config, "ref_audio")
+            return pack_encoding(encoder.encode(np.frombuffer(samples, dtype="<f4"), with_codes=with_codes))
+        except RequestError as error:
+            return pack_encoding(error)
+
     def facts(self) -> dict[str, Any]:
         """The chosen code paths, which do not change while the worker runs."""
         parts = self._model.parts
@@ -102,7 +113,7 @@ class SpeechDriver:
 
     def stats(self) -> dict[str, Any]:
         """Counters for operators and tests."""
-        engine = self.engine
+        engine, encoder = self.engine, self._model.parts.voice_encoder
         return {
             "pid": os.getpid(),
             "runner": self.runner,
@@ -118,6 +129,8 @@ class SpeechDriver:
             "packets_sent": self._outbox.sent,
             "packets_dropped": self._outbox.dropped,
             "tickets_open": self._outbox.open_tickets,
+            "voices_encoded": 0 if encoder is None else encoder.encoded,
+            "voices_reused": 0 if encoder is None else encoder.reused,
             "rss_bytes": _resident_bytes(),
             "free_device_bytes": self._model.parts.backend.free_bytes(),
             "frame_step": {"mode": engine.frame.mode, **engine.frame.counters},

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from qwen3tts_hw.checkpoint.reader import resolve_directory
-from qwen3tts_hw.config import MODEL_TYPE, ModelConfig
+from qwen3tts_hw.checkpoint.reader import open_checkpoint, resolve_directory
+from qwen3tts_hw.config import MODEL_TYPE
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.serving.errors import HttpError
 from qwen3tts_hw.serving.routes import create_router, health_response
@@ -47,12 +47,14 @@ def build_service(engine_client: Any) -> VllmSpeechService:
     """The speech service over an engine client, from the checkpoint it serves."""
     model = engine_client.model_config
     directory = resolve_directory(model.model, model.revision)
+    checkpoint = open_checkpoint(directory)
     return VllmSpeechService(
         engine_client,
-        ModelConfig.from_directory(directory),
+        checkpoint.config,
         TextTokenizer.from_directory(directory),
         settings_of(engine_client.vllm_config),
         max_rows=model.max_model_len,
+        voice_fingerprint=checkpoint.voice_fingerprint(),
     )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from qwen3tts_hw.engine.state import Admission
+from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.prompt.layout import PromptLayout
-from qwen3tts_hw.types import SamplingSpec
+from qwen3tts_hw.types import ClonedVoice, EncodedVoice, SamplingSpec
 
 EXTRA_ARGS_KEY = "qwen3tts"
 KEY_BYTES = 16
@@ -28,17 +29,23 @@ class Ticket:
     key: bytes
 
 
-def pack(
-    layout: PromptLayout, sampling: SamplingSpec, max_frames: int, ticket: Ticket, *, codes: bool
-) -> dict[str, Any]:
+def pack(admission: Admission, ticket: Ticket, *, codes: bool) -> dict[str, Any]:
     """The extra argument of one request; everything in it survives msgpack and pickle."""
+    layout, voice = admission.layout, admission.voice
+    cloned = {
+        "speaker_row": layout.speaker_row,
+        "reference_start": layout.reference_start,
+        "embedding": b"" if voice is None else voice.embedding,
+        "reference": b"" if voice is None else voice.reference_codes,
+    }
     return {
         "text": np.asarray(layout.text_ids, dtype=np.int32).tobytes(),
         "codec": np.asarray(layout.codec_ids, dtype=np.int32).tobytes(),
         "trailing": np.asarray(layout.trailing_text_ids, dtype=np.int32).tobytes(),
         "pad": layout.pad_text_id,
-        "sampling": dataclasses.asdict(sampling),
-        "max_frames": max_frames,
+        "voice": None if voice is None else cloned,
+        "sampling": dataclasses.asdict(admission.sampling),
+        "max_frames": admission.max_frames,
         "codes": codes,
         "key": ticket.key,
         "address": ticket.address,
@@ -50,15 +57,37 @@ def unpack(extra_args: dict[str, Any] | None) -> tuple[Admission, Ticket, bool] 
     value = (extra_args or {}).get(EXTRA_ARGS_KEY)
     if not isinstance(value, dict) or not isinstance(value.get("key"), bytes) or len(value["key"]) != KEY_BYTES:
         return None
+    cloned = value["voice"] or {}
+    # The worker has no use for the reference's text: its ids are part of the layout.
+    voice = ClonedVoice(cloned["embedding"], "", cloned["reference"]) if cloned else None
     layout = PromptLayout(
         text_ids=_integers(value["text"]),
         codec_ids=_integers(value["codec"]),
         trailing_text_ids=_integers(value["trailing"]),
         pad_text_id=int(value["pad"]),
+        speaker_row=cloned.get("speaker_row"),
+        reference_start=cloned.get("reference_start"),
+        reference_frames=0 if voice is None else voice.reference_frames,
     )
-    admission = Admission(layout, SamplingSpec(**value["sampling"]), int(value["max_frames"]))
+    admission = Admission(layout, SamplingSpec(**value["sampling"]), int(value["max_frames"]), voice)
     return admission, Ticket(str(value["address"]), value["key"]), bool(value["codes"])
 
 
 def _integers(raw: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(raw, dtype=np.int32).tolist())
+
+
+def pack_encoding(voice: EncodedVoice | RequestError) -> bytes:
+    """A worker's answer to a recording: what it heard, or why it cannot be used. Never empty."""
+    if isinstance(voice, RequestError):
+        return b"\x01" + f"{voice.field}\n{voice.message}".encode()
+    return b"\x00" + len(voice.embedding).to_bytes(4, "little") + voice.embedding + voice.codes
+
+
+def unpack_encoding(answer: bytes) -> EncodedVoice:
+    """The inverse of :func:`pack_encoding`; raises the error that was packed."""
+    if answer[:1] == b"\x01":
+        field, _, message = answer[1:].decode().partition("\n")
+        raise RequestError(field, message)
+    end = 5 + int.from_bytes(answer[1:5], "little")
+    return EncodedVoice(answer[5:end], answer[end:])

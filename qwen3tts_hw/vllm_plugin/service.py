@@ -17,16 +17,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwen3tts_hw.config import ModelConfig
 from qwen3tts_hw.engine.audio import Packet
+from qwen3tts_hw.engine.state import Admission
 from qwen3tts_hw.errors import CapacityError, GenerationError, RequestError
 from qwen3tts_hw.prompt.layout import build_layout
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import AudioChunk, FinishReason, SpeechOutcome
-from qwen3tts_hw.vllm_plugin.payload import EXTRA_ARGS_KEY, pack
+from qwen3tts_hw.types import AudioChunk, ClonedVoice, EncodedVoice, FinishReason, SpeechOutcome
+from qwen3tts_hw.vllm_plugin.payload import EXTRA_ARGS_KEY, pack, unpack_encoding
 from qwen3tts_hw.vllm_plugin.transport import AudioHub, Inbox
 
 logger = logging.getLogger(__name__)
@@ -157,9 +159,11 @@ class VllmSpeechService:
         settings: Settings,
         *,
         max_rows: int,
+        voice_fingerprint: str = "",
         tail_timeout_s: float = TAIL_TIMEOUT_S,
     ) -> None:
         self.config, self.settings, self.tail_timeout_s = config, settings, tail_timeout_s
+        self.voice_fingerprint = voice_fingerprint
         self.hub = AudioHub(host=settings.audio_host, limit_bytes=settings.max_queue_bytes)
         self._engine, self._tokenizer, self._max_rows = engine, tokenizer, max_rows
         self._running: set[VllmSpeechStream] = set()
@@ -182,10 +186,12 @@ class VllmSpeechService:
         if room < 1:
             raise RequestError(
                 "input",
-                f"the prompt takes {layout.length} positions of {self._max_rows}; shorten the text or the "
-                "instructions, or start the server with a larger --max-model-len",
+                f"the prompt takes {layout.length} positions of {self._max_rows}; shorten the text, the instructions "
+                "or the reference audio, or start the server with a larger --max-model-len",
             )
         max_frames = min(request.max_frames, room)
+        voice = request.voice if isinstance(request.voice, ClonedVoice) else None
+        admission = Admission(layout, request.sampling, max_frames, voice)
         self.hub.start()
         inbox = self.hub.open()
         params = SamplingParams(
@@ -195,7 +201,7 @@ class VllmSpeechService:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
-            extra_args={EXTRA_ARGS_KEY: pack(layout, request.sampling, max_frames, inbox.ticket, codes=include_codes)},
+            extra_args={EXTRA_ARGS_KEY: pack(admission, inbox.ticket, codes=include_codes)},
         )
         request_id = f"speech-{uuid.uuid4().hex}"
         placeholder = [self.config.codec_tokens.pad] * layout.length
@@ -204,6 +210,12 @@ class VllmSpeechService:
         self._running.add(stream)
         self._submitted += 1
         return stream
+
+    async def encode_voice(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
+        """Have reference audio encoded by the workers; with several engines all know it then."""
+        method, arguments = "qwen3tts_encode_voice", (samples.astype("<f4").tobytes(), with_codes)
+        answers = await self._engine.collective_rpc(method, args=arguments)
+        return unpack_encoding(next(answer for answer in answers if answer))
 
     def outcome(self, request_id: str) -> SpeechOutcome | None:
         """How a recent request of this process ended."""

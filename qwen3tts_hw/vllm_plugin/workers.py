@@ -51,6 +51,10 @@ class SpeechWorkerMixin:
         """Hidden states of a request's frames, float32 ``[T, H]`` bytes; empty unless the setting ``trace`` is on."""
         return b"" if self._speech is None else self._speech.engine.trace(request_id)
 
+    def qwen3tts_encode_voice(self, samples: bytes, with_codes: bool) -> bytes:
+        """Encode reference audio, float32 mono at 24 kHz in bytes; the answer is for ``unpack_encoding``."""
+        return b"" if self._speech is None else self._speech.encode_voice(samples, with_codes=with_codes)
+
     def shutdown(self) -> None:
         """Flush and close the audio path, then shut the platform worker down."""
         driver, self._speech = self._speech, None

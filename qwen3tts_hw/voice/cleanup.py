@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3tts_hw.errors import RequestError
+from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import SAMPLE_RATE_HZ
 from qwen3tts_hw.voice.audio_input import ReferenceAudio
 
@@ -48,6 +49,22 @@ class CleanupOptions:
                 "trailing_silence_ms",
                 f"trailing_silence_ms is {self.trailing_silence_ms}; 0 to {MAX_TRAILING_SILENCE_MS} are accepted",
             )
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        *,
+        trim: bool | None = None,
+        loudness: bool | None = None,
+        silence_ms: int | None = None,
+    ) -> CleanupOptions:
+        """The options that are given, and the settings' for those that are None."""
+        return cls(
+            settings.ref_audio_trim_silence if trim is None else trim,
+            settings.ref_audio_normalize_loudness if loudness is None else loudness,
+            settings.ref_audio_trailing_silence_ms if silence_ms is None else silence_ms,
+        )
 
 
 def clean_up(samples: Samples, options: CleanupOptions) -> Samples:

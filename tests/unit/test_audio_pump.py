@@ -62,10 +62,11 @@ class Engine:
         )
         self.counted = {}
 
-    def open(self, slot, *, prompt=6, name=None, with_codes=False):
+    def open(self, slot, *, prompt=6, name=None, with_codes=False, reference=0):
         self.table.frontier[slot] = self.table.prompt_rows[slot] = prompt
         self.counted[slot] = 0
-        self.pump.open(name or f"r{slot}", slot, prompt, with_codes=with_codes)
+        name = name or f"r{slot}"
+        self.pump.open(name, slot, prompt, with_codes=with_codes, reference_frames=reference)
 
     def step(self, *slots, ended=()):
         """Every slot makes a frame, except that the device knows the ``ended`` ones are over."""

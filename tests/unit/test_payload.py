@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from qwen3tts_hw.engine.state import Admission
+from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.prompt.layout import PromptLayout
-from qwen3tts_hw.types import SamplingSpec
-from qwen3tts_hw.vllm_plugin.payload import EXTRA_ARGS_KEY, KEY_BYTES, Ticket, pack, unpack
+from qwen3tts_hw.types import ClonedVoice, EncodedVoice, SamplingSpec
+from qwen3tts_hw.vllm_plugin.payload import (
+    EXTRA_ARGS_KEY,
+    KEY_BYTES,
+    Ticket,
+    pack,
+    pack_encoding,
+    unpack,
+    unpack_encoding,
+)
 
 LAYOUT = PromptLayout((151_644, 5, 6, 9), (-1, -1, 2155, 2149), (7, 8, 151_673), 9)
 SAMPLING = SamplingSpec(temperature=0.35, top_k=7, residual_top_p=0.123, repetition_penalty=1.07, seed=2**63 - 1)
@@ -15,7 +26,7 @@ TICKET = Ticket("tcp://127.0.0.1:5", bytes(range(KEY_BYTES)))
 
 
 def packed(codes=False):
-    return pack(LAYOUT, SAMPLING, 77, TICKET, codes=codes)
+    return pack(Admission(LAYOUT, SAMPLING, 77), TICKET, codes=codes)
 
 
 @pytest.mark.parametrize("codes", [False, True])
@@ -30,7 +41,7 @@ def test_it_survives_msgpack():
 
 def test_empty_sides():
     layout = PromptLayout((1,), (-1,), (), 0)
-    assert unpack({EXTRA_ARGS_KEY: pack(layout, SAMPLING, 1, TICKET, codes=False)})[0].layout == layout
+    assert unpack({EXTRA_ARGS_KEY: pack(Admission(layout, SAMPLING, 1), TICKET, codes=False)})[0].layout == layout
 
 
 @pytest.mark.parametrize(
@@ -50,3 +61,26 @@ def test_empty_sides():
 )
 def test_what_others_put_there_is_no_payload(foreign):
     assert unpack(foreign) is None
+
+
+class TestClonedVoices:
+    VOICE = ClonedVoice(bytes(range(16)), "", bytes(range(64)))
+    CLONED = dataclasses.replace(LAYOUT, speaker_row=1, reference_start=2, reference_frames=2)
+
+    @pytest.mark.parametrize(
+        ("layout", "voice"),
+        [(CLONED, VOICE), (dataclasses.replace(LAYOUT, speaker_row=1), ClonedVoice(bytes(16)))],
+        ids=["reference", "embedding"],
+    )
+    def test_unpacking_is_the_inverse(self, layout, voice):
+        admission = Admission(layout, SAMPLING, 77, voice)
+        assert unpack({EXTRA_ARGS_KEY: pack(admission, TICKET, codes=False)}) == (admission, TICKET, False)
+
+    @pytest.mark.parametrize("voice", [EncodedVoice(bytes(range(16)), bytes(range(64))), EncodedVoice(b"\x01" * 8)])
+    def test_encodings(self, voice):
+        assert unpack_encoding(pack_encoding(voice)) == voice
+
+    def test_errors_of_encoding(self):
+        with pytest.raises(RequestError) as caught:
+            unpack_encoding(pack_encoding(RequestError("ref_audio", "Zu kurz:\n80 ms")))
+        assert (caught.value.field, caught.value.message) == ("ref_audio", "Zu kurz:\n80 ms")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwen3tts_hw.errors import Qwen3TTSError, SettingsError
-from qwen3tts_hw.settings import Settings, listed
+from qwen3tts_hw.settings import Settings, listed, voices_folder
 from qwen3tts_hw.vllm_plugin.choices import settings_of
 
 NAMES = [item.name for item in dataclasses.fields(Settings)]
@@ -79,11 +79,16 @@ class TestRefusals:
         with pytest.raises(SettingsError, match=f"{name} is .*; expected an integer"):
             resolve({name: value})
 
-    @pytest.mark.parametrize("name", INTEGERS)
+    @pytest.mark.parametrize("name", [name for name in INTEGERS if name != "ref_audio_trailing_silence_ms"])
     @pytest.mark.parametrize("value", [0, -1, "0"])
     def test_integers_below_one(self, name, value):
         with pytest.raises(SettingsError, match=f"{name} is .*; it must be at least 1"):
             resolve({name: value})
+
+    def test_silence_below_zero(self):
+        assert resolve({"ref_audio_trailing_silence_ms": 0}).ref_audio_trailing_silence_ms == 0
+        with pytest.raises(SettingsError, match="ref_audio_trailing_silence_ms is -1; it must be at least 0"):
+            resolve({"ref_audio_trailing_silence_ms": -1})
 
     @pytest.mark.parametrize("name", STRINGS)
     @pytest.mark.parametrize("value", [1, None, True, ["x"]])
@@ -141,3 +146,17 @@ class TestKinds:
     def test_settings_do_not_change(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
             Settings().graphs = "off"
+
+
+class TestVoicesFolder:
+    def test_the_setting_wins(self):
+        assert voices_folder(Settings(voices_dir="/srv/voices"), {"XDG_DATA_HOME": "/data"}) == "/srv/voices"
+
+    def test_the_users_data_folder(self):
+        assert voices_folder(Settings(), {"XDG_DATA_HOME": "/data"}) == "/data/qwen3tts_hw/voices"
+
+    @pytest.mark.parametrize("environment", [{}, {"XDG_DATA_HOME": ""}, {"XDG_DATA_HOME": "relative"}])
+    def test_without_one(self, environment):
+        folder = voices_folder(Settings(), environment)
+        assert folder.startswith("/")
+        assert folder.endswith("/.local/share/qwen3tts_hw/voices")

@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from qwen3tts_hw.errors import UnsupportedError
 from qwen3tts_hw.predictor_kernels.base import BegunFrame, LayerWeights, PredictorWeights, SlotTensors
 from qwen3tts_hw.predictor_kernels.triton_attention import attend
 from qwen3tts_hw.predictor_kernels.triton_frame import begin_frame, finish_frame
@@ -56,6 +57,7 @@ class FusedPredictor:
         layer, device, dtype = weights.layers[0], weights.norm.device, weights.norm.dtype
         self.width, self.inner = layer.down.shape
         self.head_dim = weights.cos.shape[-1]
+        self._check(weights.num_heads // weights.num_kv_heads)
         self.exact = not triton.knobs.runtime.interpret  # the interpreter has no device library
         self._most_some_rows = MOST_SOME_ROWS if dtype.itemsize == 2 else MOST_FEW_ROWS  # wider slabs do not fit
         self._early = bool(self.exact and _can_start_early(device))
@@ -72,6 +74,16 @@ class FusedPredictor:
         self._normed = new(rows, self.width, device=device, dtype=dtype)
         cache = (len(weights.layers), 2, max_rows, weights.num_kv_heads, KEYS, self.head_dim)
         self._cache = torch.zeros(cache, device=device, dtype=dtype)
+
+    def _check(self, group: int) -> None:
+        """Raise UnsupportedError for sizes that the kernels are not written for; all published ones are fine."""
+        whole = all(triton.next_power_of_2(size) == size for size in (self.head_dim, group))
+        if not whole or self.width > 16 * SQUARE_PARTS.value or self.inner > 4 * SOME_CHUNK:
+            raise UnsupportedError(
+                f"the fused predictor takes head sizes and head groups that are powers of two, a width up to "
+                f"{16 * SQUARE_PARTS.value} and an inner width up to {4 * SOME_CHUNK}; found {self.head_dim}, {group}, "
+                f"{self.width} and {self.inner}; set predictor to plain"
+            )
 
     def residual_codes(self, hidden: Tensor, code0: Tensor, begun: BegunFrame) -> Tensor:
         """Codes 1..15 ``[B, 15] int64``."""

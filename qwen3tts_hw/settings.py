@@ -20,6 +20,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "attention_op": ("auto", "sdpa", "npu_fusion", "npu_fusion_v3", "npu_fused_infer", "npu_reference"),
     "predictor": ("auto", "plain", "compiled", "fused"),
     "codec_dtype": ("float32", "bfloat16"),
+    "codec_kernels": ("auto", "plain", "fused"),
+    "codec_precision": ("high", "medium", "low"),
 }
 
 _MAY_BE_ZERO = ("ref_audio_trailing_silence_ms",)
@@ -35,7 +37,11 @@ class Settings:
     attention_op: the code predictor's attention kernel; "auto" asks the backend.
     predictor: form of the code predictor; "plain" is the reference in torch operations, "compiled" the same through
         torch.compile, "fused" a chain of kernels of its own; "auto" asks the backend.
-    codec_dtype: arithmetic of the codec decoder.
+    codec_dtype: arithmetic of the codec decoder's plain form.
+    codec_kernels: the codec decoder's form; "fused" needs float32 weights; "auto" asks the backend.
+    codec_precision: arithmetic of the fused form. Largest difference from float32 in samples of [-1, 1]: "high" 3e-4,
+        "medium" 6e-4, "low" 5e-3 (plain form in bfloat16: 5e-2); random weights of the published size.
+    codec_rows: most streams in one captured codec step; more run in slices.
     first_chunk_frames: frames decoded and sent first; chunks double from there.
     chunk_frames: most frames per chunk.
     max_streams: upper bound for concurrent requests (slots); vLLM's max_num_seqs is lowered to it.
@@ -61,6 +67,9 @@ class Settings:
     attention_op: str = "auto"
     predictor: str = "auto"
     codec_dtype: str = "float32"
+    codec_kernels: str = "auto"
+    codec_precision: str = "medium"
+    codec_rows: int = 64
     first_chunk_frames: int = 1
     chunk_frames: int = 8
     max_streams: int = 128

@@ -23,8 +23,8 @@ class Capabilities:
 
     graphs: work can be captured once and replayed. compile: torch.compile makes kernels for it. stft: torch.stft runs
     on it. attention_op: the attention op chosen by "auto". graph_wrapper: the graph driver, "eager" if it has no
-    graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited. predictor: the
-    form of the code predictor chosen by "auto".
+    graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited. predictor,
+    codec: the forms of code predictor and codec decoder chosen by "auto".
     """
 
     graphs: bool
@@ -34,6 +34,7 @@ class Capabilities:
     graph_wrapper: str
     async_copy: bool
     predictor: str = "plain"
+    codec: str = "plain"
 
 
 class Stream(Protocol):

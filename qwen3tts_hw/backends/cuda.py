@@ -13,6 +13,8 @@ import torch
 from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities
 from qwen3tts_hw.errors import UnsupportedError
 
+CODEC_FAST_MEMORY_BYTES = 200_000  # of a multiprocessor, for the codec kernels' tiles: Hopper and Blackwell servers
+
 
 class CudaBackend(AcceleratorBackend):
     """One NVIDIA device; bfloat16 by default."""
@@ -29,6 +31,7 @@ class CudaBackend(AcceleratorBackend):
             graph_wrapper="cuda",
             async_copy=True,
             predictor="fused" if has_triton else "plain",
+            codec="fused" if has_triton and _fast_memory_bytes(index) >= CODEC_FAST_MEMORY_BYTES else "plain",
         )
         super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
 
@@ -45,6 +48,11 @@ class CudaBackend(AcceleratorBackend):
             "cuda": torch.version.cuda,
             "tf32": torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32,
         }
+
+
+def _fast_memory_bytes(index: int) -> int:
+    """Shared memory that one block of threads can have; 0 if torch does not say."""
+    return int(getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", 0))
 
 
 def missing() -> str | None:

@@ -2,7 +2,8 @@
 
 A stream decoded in chunks of any sizes equals the one-pass decode of its frames up to float32 rounding, because
 every layer keeps what it has seen (:class:`~qwen3tts_hw.codec.state.CodecState`); there is no context to decode again
-and no look-ahead. Does not decide when to decode which frames.
+and no look-ahead. What is written here is the reference; a fast form of kernels may stand in for its streaming step.
+Does not decide when to decode which frames.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from qwen3tts_hw.codec.export import codec_weights
 from qwen3tts_hw.codec.layers import (
     CausalConv,
     CausalUpsample,
@@ -24,6 +26,7 @@ from qwen3tts_hw.codec.layers import (
 from qwen3tts_hw.codec.state import CodecState, StateLayout, StateRows
 from qwen3tts_hw.codec.transformer import CodecTransformer
 from qwen3tts_hw.codec.weights import DecoderSlots, load
+from qwen3tts_hw.codec_kernels.base import FastDecoder, FastForm, StreamState
 from qwen3tts_hw.config import CodecDecoderConfig
 from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.types import NUM_CODEBOOKS
@@ -42,6 +45,8 @@ class CodecDecoder(nn.Module):
         super().__init__()
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self._layout = StateLayout()
+        self._fast: FastDecoder | None = None
+        self.form = "plain"
         with torch.device("meta"):
             self._build(config, self._layout)
         for module in self.modules():
@@ -81,24 +86,43 @@ class CodecDecoder(nn.Module):
         """Names and shapes of the checkpoint tensors that :meth:`load_weights` uses."""
         return DecoderSlots.of(self).shapes
 
-    def new_state(self, slots: int) -> CodecState:
-        """Allocate the state of ``slots`` streams, all at their start."""
-        return CodecState(self._layout.shapes, slots, device=self.device, dtype=self.dtype)
+    @torch.no_grad()
+    def use(self, form: FastForm) -> None:
+        """Stream through a fast form from now on; call once the weights are loaded, again after they change."""
+        self._fast = form.build(codec_weights(self))
+        self.form = f"{form.name} {form.precision}"
+
+    def new_state(self, slots: int) -> StreamState:
+        """Allocate the state of ``slots`` streams, all at their start; it fits the form in use."""
+        return self._plain_state(slots) if self._fast is None else self._fast.new_state(slots)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode whole sequences ``[B, 16, T] int64`` to ``[B, T * 1920] float32`` in [-1, 1]; keep no state."""
+        """Decode whole sequences ``[B, 16, T] int64`` to ``[B, T * 1920] float32`` in [-1, 1]; keep no state.
+
+        Always the plain form.
+        """
         _check(codes)
         rows = torch.arange(codes.shape[0], device=self.device)
-        return self.decode_step(codes, self.new_state(codes.shape[0]), rows)
+        return self._plain_step(codes, self._plain_state(codes.shape[0]), rows)
 
     @torch.no_grad()
-    def decode_step(self, codes: Tensor, state: CodecState, slots: Tensor) -> Tensor:
+    def decode_step(self, codes: Tensor, state: StreamState, slots: Tensor) -> Tensor:
         """Decode the next F frames of R streams: codes ``[R, 16, F] int64`` -> ``[R, F * 1920] float32`` in [-1, 1].
 
         Row ``r`` continues the stream in ``slots[r]`` ``[R] int64``, whose state is updated in place; a slot may repeat
         only for padding rows. Negative codes count as 0, too large ones as 2047. Never waits for the device.
         """
         _check(codes)
+        if self._fast is not None:
+            return self._fast.step(codes, state, slots)
+        assert isinstance(state, CodecState)
+        return self._plain_step(codes, state, slots)
+
+    def _plain_state(self, slots: int) -> CodecState:
+        return CodecState(self._layout.shapes, slots, device=self.device, dtype=self.dtype)
+
+    @torch.no_grad()
+    def _plain_step(self, codes: Tensor, state: CodecState, slots: Tensor) -> Tensor:
         rows = StateRows(state, slots)
         x = self.pre_conv(self.codebooks(codes).to(self.dtype), rows)
         x = self.transformer(x.transpose(1, 2), rows).transpose(1, 2)

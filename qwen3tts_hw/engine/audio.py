@@ -48,6 +48,17 @@ Sink = Callable[[Packet], None]
 class ChunkDecoder(Protocol):
     """What the pump needs of the codec: streaming decode over per-slot state it owns."""
 
+    @property
+    def mode(self) -> str:
+        """How its steps run: "eager" or "graph"."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What its steps have counted."""
+
+    def capture(self) -> None:
+        """Capture its steps."""
+
     def reset(self, slots: Tensor) -> None:
         """Forget the state of ``slots [R] int64``."""
 
@@ -110,7 +121,7 @@ class AudioPump:
         self._streams: dict[int, _Stream] = {}
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
         self._last_reset: Tensor | None = None
-        self._stream = backend.new_stream(priority="low")
+        self._stream = backend.new_stream(priority="low")  # where low is normal, the talker's work has to be high
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._send_jobs, name="qwen3tts-audio", daemon=True)

@@ -10,12 +10,19 @@ import torch
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+MOST_URGENT = -5
+
 
 class CudaGraphDriver:
-    """Record on a stream of its own, replay on the caller's."""
+    """Record on a stream of its own, replay on the caller's.
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device=device)
+    Recorded kernels keep the priority of the stream they were recorded on: ``urgent`` ones go before others' wherever
+    they are replayed.
+    """
+
+    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
+        # A smaller number is more urgent, and numbers below a device's range count as its most urgent.
+        self._stream = torch.cuda.Stream(device=device, priority=MOST_URGENT if urgent else 0)
 
     def new_pool(self) -> _POOL_HANDLE:
         return torch.cuda.graph_pool_handle()

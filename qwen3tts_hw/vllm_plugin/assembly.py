@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from qwen3tts_hw import attention_ops, backends, graph_wrappers
+from qwen3tts_hw import attention_ops, backends, codec_kernels, graph_wrappers
 from qwen3tts_hw.backends import Backend
 from qwen3tts_hw.checkpoint.reader import resolve_directory
 from qwen3tts_hw.codec.decoder import CodecDecoder
@@ -73,19 +73,26 @@ def build_parts(vllm_config: Any) -> SpeechParts:
 
 def build_engine(parts: SpeechParts, table: SlotTable, outbox: AudioOutbox) -> SpeechEngine:
     """Join the loaded modules to a running engine."""
+    settings = parts.settings
+    form = codec_kernels.create(
+        settings.codec_kernels, parts.backend, precision=settings.codec_precision, dtype=settings.codec_dtype
+    )
+    if form is not None:
+        parts.codec.use(form)
+    wrap = graph_wrappers.create(settings.graphs, parts.backend)
     pump = AudioPump(
         table,
-        CodecSteps(parts.codec, table.num_slots + 1),
+        CodecSteps(parts.codec, table.num_slots + 1, wrap, most_rows=settings.codec_rows),
         parts.backend,
         outbox.send,
-        first_frames=parts.settings.first_chunk_frames,
-        steady_frames=parts.settings.chunk_frames,
+        first_frames=settings.first_chunk_frames,
+        steady_frames=settings.chunk_frames,
     )
-    wrap = graph_wrappers.create(parts.settings.graphs, parts.backend)
-    step = wrap(
+    urgent = graph_wrappers.create(settings.graphs, parts.backend, priority="high")
+    step = urgent(
         FrameStep(parts.config, table, parts.predictor),
         buckets=frame_buckets(table.num_slots),
         inputs=frame_step_inputs(parts.config, table, hidden_dtype=parts.dtype, logits_dtype=parts.dtype),
         name="frame step",
     )
-    return SpeechEngine(table, step, pump, parts.backend, trace=parts.settings.trace)
+    return SpeechEngine(table, step, pump, parts.backend, trace=settings.trace)

@@ -37,8 +37,9 @@ class SpeechDriver:
         self.steps = 0
 
     def capture(self) -> None:
-        """Capture the frame step; call once, before the first request."""
+        """Capture the frame step and the codec's steps; call once, before the first request."""
         self.engine.frame.capture()
+        self.engine.pump.capture()
 
     def close(self) -> None:
         """Send what is queued and close the audio path."""
@@ -108,6 +109,8 @@ class SpeechDriver:
             "attention_op": parts.attention_name,
             "predictor": parts.predictor.form,
             "talker_dtype": str(parts.dtype).removeprefix("torch."),
+            "codec": parts.codec.form,
+            "codec_step": self.engine.pump.mode,
             "codec_dtype": parts.settings.codec_dtype,
         }
 
@@ -134,6 +137,7 @@ class SpeechDriver:
             "rss_bytes": _resident_bytes(),
             "free_device_bytes": self._model.parts.backend.free_bytes(),
             "frame_step": {"mode": engine.frame.mode, **engine.frame.counters},
+            "codec_step": {"mode": engine.pump.mode, **engine.pump.counters},
         }
 
 

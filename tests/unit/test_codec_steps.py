@@ -1,0 +1,81 @@
+"""The codec's captured steps: lengths, buckets, padding, and equality with the decoder itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qwen3tts_hw import backends, graph_wrappers
+from qwen3tts_hw.codec import CodecDecoder, to_pcm16
+from qwen3tts_hw.engine.codec_steps import CodecSteps, row_buckets, split_frames
+from qwen3tts_hw.errors import GraphCaptureError
+from tests.unit.test_codec import CONFIG, random_codes, random_weights, slots
+
+
+@pytest.fixture(scope="module")
+def decoder() -> CodecDecoder:
+    made = CodecDecoder(CONFIG, "cpu", torch.float32)
+    made.load_weights(random_weights(made).items())
+    return made
+
+
+def recording(decoder: CodecDecoder, *, most_rows: int = 2) -> CodecSteps:
+    wrap = graph_wrappers.create("recording", backends.resolve("cpu"))
+    return CodecSteps(decoder, 5, wrap, most_rows=most_rows)
+
+
+@pytest.mark.parametrize(
+    ("frames", "lengths"), [(1, [1]), (2, [2]), (3, [2, 1]), (5, [4, 1]), (8, [8]), (25, [8, 8, 8, 1])]
+)
+def test_frames_are_split_largest_first(frames: int, lengths: list[int]) -> None:
+    assert split_frames(frames) == lengths
+
+
+@pytest.mark.parametrize(("most", "top"), [(1, 1), (3, 4), (64, 64), (65, 96), (500, 128)])
+def test_buckets_reach_the_rows_asked_for(most: int, top: int) -> None:
+    assert row_buckets(most)[-1] == top
+
+
+def test_captured_steps_equal_the_decoder(decoder: CodecDecoder) -> None:
+    steps, codes = recording(decoder), random_codes(3, 7)
+    steps.capture()
+    at = slots(3, 0, 1)
+    pcm = torch.cat([steps.decode(codes[:, :, :1], at), steps.decode(codes[:, :, 1:], at)], 1)
+    assert (pcm.int() - to_pcm16(decoder.decode(codes)).int()).abs().max() <= 1
+    assert steps.state.frames.tolist()[:4] == [7, 7, 0, 7]
+
+
+def test_replays_are_counted_over_all_lengths(decoder: CodecDecoder) -> None:
+    steps = recording(decoder)
+    steps.capture()
+    steps.decode(random_codes(3, 5), slots(0, 1, 2))  # 4 + 1 frames, 2 + 1 rows each
+    assert steps.mode == "graph"
+    assert steps.counters["replays"] == 4 and steps.counters["padding_rows"] == 0
+
+
+def test_padding_rows_touch_the_scratch_slot_only(decoder: CodecDecoder) -> None:
+    steps = recording(decoder, most_rows=4)
+    steps.capture()
+    steps.reset(torch.arange(5))
+    steps.decode(random_codes(3, 1), slots(0, 1, 2))
+    assert steps.state.frames.tolist()[:4] == [1, 1, 1, 0]
+    assert all(table[3].eq(0).all() for table in steps.state.tables)
+
+
+def test_a_reset_stream_starts_afresh(decoder: CodecDecoder) -> None:
+    steps, codes = recording(decoder), random_codes(1, 2)
+    steps.capture()
+    first = steps.decode(codes, slots(1))
+    steps.reset(slots(1))
+    assert torch.equal(steps.decode(codes, slots(1)), first)
+
+
+def test_graphs_are_captured_before_the_first_request(decoder: CodecDecoder) -> None:
+    with pytest.raises(GraphCaptureError, match="codec step of 2 frames was called before capture"):
+        recording(decoder).decode(random_codes(1, 2), slots(0))
+
+
+def test_without_graphs_nothing_needs_capture(decoder: CodecDecoder) -> None:
+    steps = CodecSteps(decoder, 3)
+    assert steps.mode == "eager"
+    assert steps.decode(random_codes(1, 3), slots(0)).shape == (1, 3 * 1_920)

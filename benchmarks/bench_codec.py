@@ -4,13 +4,17 @@ Metric: milliseconds of one ``decode_step`` for R streams with F new frames each
 ("ms per frame and row", ``frame_row_ms``). A frame lasts 80 ms, so 80 / ``frame_row_ms`` streams keep up with real
 time. The rows named one_pass decode a whole sequence of F frames without state kept.
 
+``--form`` plain, or the fused form in one of its precisions. ``error_max`` and ``error_rms`` compare a stream of
+``ERROR_FRAMES`` frames, cut as the audio pump cuts it, with the plain form's one pass in float32 on the same device:
+largest absolute difference of samples in [-1, 1], and root mean square as a share of the signal's deviation.
+
 ``floor_ms`` is the larger of two times measured in the same run: all arithmetic of the step at the rate of one large
 matrix product in the same dtype, and all weights, and the state once read and once written, at the rate of a device
 copy. ``times_floor`` is the median over the floor; 1 cannot be beaten without doing less.
 
 Weights are random: time does not depend on them. Example:
 
-    python -m benchmarks.bench_codec --size 1.7B --dtype float32 --rows 1 8 32 --frames 1 4 8 --graphs auto
+    python -m benchmarks.bench_codec --size 1.7B --form medium --rows 1 8 32 64 --frames 1 4 8 --graphs auto
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Timing, measure, report
-from qwen3tts_hw import graph_wrappers
+from qwen3tts_hw import codec_kernels, graph_wrappers
 from qwen3tts_hw.backends import Backend, resolve
 from qwen3tts_hw.checkpoint import initialisation, published
 from qwen3tts_hw.codec import CodecDecoder
@@ -37,6 +41,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RATE_MATRIX = {"cpu": 1_024}  # a device that is not listed is given enough to fill it
 RATE_MATRIX_DEFAULT = 8_192
 RATE_COPY_BYTES = 1 << 28
+ERROR_CHUNKS = (1, 2, 4, 8, 8, 8, 8, 1)
+ERROR_FRAMES = sum(ERROR_CHUNKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,19 @@ def random_codes(rows: int, frames: int, backend: Backend) -> Tensor:
     return torch.randint(0, CODEBOOK_SIZE, (rows, NUM_CODEBOOKS, frames)).to(backend.device)
 
 
+def errors(decoder: CodecDecoder, exact: CodecDecoder, backend: Backend) -> dict[str, float]:
+    """Compare a stream of ``decoder`` with the one pass of ``exact``, the plain form in float32."""
+    codes, state = random_codes(2, ERROR_FRAMES, backend), decoder.new_state(2)
+    slots = torch.arange(2, device=backend.device)
+    parts = [decoder.decode_step(part, state, slots) for part in codes.split(ERROR_CHUNKS, 2)]
+    expected = exact.decode(codes)
+    difference = torch.cat(parts, 1) - expected
+    return {
+        "error_max": difference.abs().max().item(),
+        "error_rms": (difference.square().mean().sqrt() / expected.std()).item(),
+    }
+
+
 class Bench:
     """One decoder on one device, timed for several shapes."""
 
@@ -113,7 +132,7 @@ class Bench:
         step.capture()
         codes, slots = random_codes(rows, frames, self.backend), torch.arange(rows, device=self.backend.device)
         with FlopCounterMode(display=False) as counter:
-            self.decoder.decode_step(codes, state, slots)
+            self.decoder.decode(codes)  # the plain form, for the counter sees no operations inside kernels
         timing = measure(lambda: step(codes, slots), self.backend, self.repeats)
         moved = self.weight_bytes + 2 * rows * state.bytes_per_slot
         return self._row(
@@ -147,6 +166,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", choices=["auto", "cpu", "cuda", "npu"])
     parser.add_argument("--size", default="tiny", choices=published.SIZES)
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--form", default="plain", choices=["plain", *codec_kernels.PRECISIONS])
     parser.add_argument("--graphs", default="auto", choices=["auto", "on", "off"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 8])
@@ -158,10 +178,18 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     backend = resolve(options.backend)
     backend.prepare_process()
-    decoder = random_decoder(codec_config(options.size), backend, DTYPES[options.dtype])
+    config = codec_config(options.size)
+    decoder = random_decoder(config, backend, DTYPES[options.dtype])
+    if options.form != "plain":
+        form = codec_kernels.create("fused", backend, precision=options.form, dtype=options.dtype)
+        assert form is not None
+        decoder.use(form)
+    exact = decoder if options.dtype == "float32" else random_decoder(config, backend, torch.float32)
+    found = errors(decoder, exact, backend)
     bench = Bench(decoder, backend, repeats=options.repeats, graphs=options.graphs)
     rows = [bench.steps(count, frames) for frames in options.frames for count in options.rows]
     rows += [bench.one_pass(frames) for frames in options.one_pass_frames]
+    rows = [{**row, **found} if row["what"] != "one_pass" else row for row in rows]
     extra = {
         "device": backend.describe(),
         "settings": vars(options),
@@ -171,7 +199,7 @@ def main() -> None:
         "state_bytes_per_slot": decoder.new_state(1).bytes_per_slot,
         "weight_bytes": bench.weight_bytes,
     }
-    report(f"codec decoder, {options.size}, {options.dtype}", rows, extra)
+    report(f"codec decoder, {options.size}, {options.dtype}, {decoder.form}", rows, extra)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ class CodecDecoder(nn.Module):
         self._fast = form.build(codec_weights(self))
         self.form = f"{form.name} {form.precision}"
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether a fast form is in use."""
+        return self._fast is not None
+
     def new_state(self, slots: int) -> StreamState:
         """Allocate the state of ``slots`` streams, all at their start; it fits the form in use."""
         return self._plain_state(slots) if self._fast is None else self._fast.new_state(slots)

@@ -18,12 +18,14 @@ from qwen3tts_hw.types import NUM_CODEBOOKS
 
 FRAME_COUNTS = (8, 4, 2, 1)
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PLAIN_FRAME_ROWS = 64  # the plain form's graphs hold their activations; a fast form has buffers of bounded size
 
 
 class CodecSteps:
     """Streaming decode over the state of ``slots`` streams; the last slot is scratch, for padding rows.
 
-    ``most_rows`` bounds the rows of a captured step; more rows than that run in slices.
+    ``most_rows`` bounds the rows of a captured step; more rows than that run in slices. The plain form has a tighter
+    bound, on rows times frames.
     """
 
     def __init__(
@@ -31,8 +33,13 @@ class CodecSteps:
     ) -> None:
         self._decoder = decoder
         self.state = decoder.new_state(slots)
-        buckets = row_buckets(min(most_rows, max(slots - 1, 1)))
-        self._steps = {count: self._wrapped(wrap, count, buckets) for count in FRAME_COUNTS}
+        most = min(most_rows, max(slots - 1, 1))
+        self._steps = {
+            count: self._wrapped(
+                wrap, count, row_buckets(most if decoder.is_fast else min(most, PLAIN_FRAME_ROWS // count))
+            )
+            for count in FRAME_COUNTS
+        }
 
     @property
     def mode(self) -> str:

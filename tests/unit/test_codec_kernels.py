@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qwen3tts_hw import backends, codec_kernels, graph_wrappers
-from qwen3tts_hw.codec import CodecDecoder
+from qwen3tts_hw.codec import CodecDecoder, CodecState
 from qwen3tts_hw.codec_kernels.base import ConvWeights, Snake
 from qwen3tts_hw.codec_kernels.packing import EXACT, SINGLE, Format, format_of, pack, pack_snake, padded, to_words
 from qwen3tts_hw.engine.codec_steps import CodecSteps
@@ -113,6 +113,35 @@ def test_auto_is_plain_where_there_are_no_kernels() -> None:
 def test_what_cannot_run_is_refused(name: str, precision: str, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         codec_kernels.create(name, backends.resolve("cpu"), precision=precision)
+
+
+class SilentForm:
+    """A fast form whose decoder says nothing, for seeing where calls go."""
+
+    name, precision = "silent", "high"
+
+    def build(self, weights: codec_kernels.CodecWeights) -> SilentForm:
+        self.weights = weights
+        return self
+
+    def new_state(self, slots: int) -> CodecState:
+        return CodecState([], slots, device=torch.device("cpu"), dtype=torch.float32)
+
+    def step(self, codes: Tensor, state: codec_kernels.StreamState, slots: Tensor) -> Tensor:
+        return torch.zeros(codes.shape[0], codes.shape[2] * 1_920)
+
+
+def test_a_fast_form_streams_and_the_one_pass_stays_plain() -> None:
+    decoder = CodecDecoder(CONFIG, "cpu", torch.float32)
+    decoder.load_weights(random_weights(decoder).items())
+    codes, form = random_codes(1, 2), SilentForm()
+    expected = decoder.decode(codes)
+    decoder.use(form)
+    assert decoder.form == "silent high" and decoder.is_fast
+    assert decoder.decode_step(codes, decoder.new_state(2), slots(0)).eq(0).all()
+    assert torch.equal(decoder.decode(codes), expected)
+    assert [unit.dilated.dilation for unit in form.weights.blocks[0].units] == [1, 3, 9]
+    assert [block.upsample.phases for block in form.weights.blocks] == [8, 5, 4, 3]
 
 
 # Kernels, in the interpreter.

@@ -36,6 +36,17 @@ def test_buckets_reach_the_rows_asked_for(most: int, top: int) -> None:
     assert row_buckets(most)[-1] == top
 
 
+def test_graphs_of_the_plain_form_stay_small(decoder: CodecDecoder) -> None:
+    wrap = graph_wrappers.create("recording", backends.resolve("cpu"))
+    steps = CodecSteps(decoder, 129, wrap, most_rows=128)
+    largest = {count: max(row_buckets_of(step)) for count, step in steps._steps.items()}
+    assert largest == {8: 8, 4: 16, 2: 32, 1: 64}
+
+
+def row_buckets_of(step: graph_wrappers.GraphWrapper) -> list[int]:
+    return [int(name.removeprefix("replays_")) for name in step.counters if name.startswith("replays_")]
+
+
 def test_captured_steps_equal_the_decoder(decoder: CodecDecoder) -> None:
     steps, codes = recording(decoder), random_codes(3, 7)
     steps.capture()

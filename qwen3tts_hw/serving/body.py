@@ -20,7 +20,7 @@ _DRAIN_FACTOR = 16  # a refused body up to this many limits is read and dropped,
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """Read and parse the body; raise HttpError 400, 413 or 415, or ClientDisconnect."""
     _check_media_type(request)
-    return parse_json_object(await _read_limited(request, max_bytes))
+    return parse_json_object(await read_limited(request, max_bytes))
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _check_media_type(request: Request) -> None:
             raise HttpError(415, f"charset {charset!r} is not supported; JSON is sent as UTF-8", code="charset")
 
 
-async def _read_limited(request: Request, max_bytes: int) -> bytes:
+async def read_limited(request: Request, max_bytes: int) -> bytes:
     """Read at most ``max_bytes``; a longer body is refused, by its Content-Length if it has one."""
     refused = HttpError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")

@@ -18,8 +18,10 @@ from qwen3tts_hw.errors import (
     GenerationError,
     Qwen3TTSError,
     RequestError,
+    StorageError,
     UnknownVoiceError,
     UnsupportedError,
+    VoiceExistsError,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ def as_http_error(error: Exception) -> HttpError:
         return error
     if isinstance(error, UnknownVoiceError):
         return HttpError(400, error.message, param=error.field, code="unknown_voice")
+    if isinstance(error, VoiceExistsError):
+        return HttpError(409, error.message, param=error.field, code="voice_exists")
     if isinstance(error, RequestError):
         return HttpError(400, error.message, param=error.field)
     if isinstance(error, UnsupportedError):
@@ -56,6 +60,8 @@ def as_http_error(error: Exception) -> HttpError:
         refused = HttpError(503, str(error) or "no room for the request now; try again", code="overloaded")
         refused.headers["Retry-After"] = str(RETRY_AFTER_S)
         return refused
+    if isinstance(error, StorageError):
+        return HttpError(507, str(error), code="insufficient_storage")
     if isinstance(error, GenerationError):
         return HttpError(500, f"speech generation failed: {error}", code="generation_failed")
     return HttpError(500, "internal error; the server's log has the details", code="internal_error")

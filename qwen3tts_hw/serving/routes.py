@@ -8,8 +8,10 @@
     How a recent request ended. A chunked body cannot say so: its headers are gone by then, and HTTP/1.1 trailers are
     refused by uvicorn (0.54 raises on ``http.response.trailers``). The id is in the answer's ``x-request-id`` header;
     only the process that served the request knows it.
-``GET /v1/audio/voices``, ``GET /v1/audio/stats``, ``GET /health``
-    What a request may ask for; counters; 200 with the chosen code paths, or 503.
+``GET /v1/audio/stats``, ``GET /health``
+    Counters; 200 with the chosen code paths, or 503.
+``/v1/audio/voices``
+    See :mod:`qwen3tts_hw.serving.voices`.
 
 Knows the engine only as a :class:`~qwen3tts_hw.engine.service.SpeechService`.
 """
@@ -25,8 +27,9 @@ from starlette.responses import JSONResponse, Response
 from qwen3tts_hw.engine.service import SpeechService
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.serving.body import printable, read_json_object
+from qwen3tts_hw.serving.cloning import VoiceCloning
 from qwen3tts_hw.serving.errors import HttpError, error_object, error_response
-from qwen3tts_hw.serving.schemas import SpeechBody, outcome_object, parse_speech_body, speech_request, voices_object
+from qwen3tts_hw.serving.schemas import SpeechBody, outcome_object, parse_speech_body, speech_request
 from qwen3tts_hw.serving.streams import (
     AUDIO_MEDIA_TYPES,
     AudioFraming,
@@ -35,6 +38,8 @@ from qwen3tts_hw.serving.streams import (
     SpeechStreamResponse,
     while_connected,
 )
+from qwen3tts_hw.serving.uploads import body_limit
+from qwen3tts_hw.serving.voices import VoiceHandlers
 from qwen3tts_hw.serving.wav import wav_header
 from qwen3tts_hw.types import SAMPLE_RATE_HZ
 
@@ -62,16 +67,22 @@ def create_router(
         response_model=None,
         openapi_extra=_openapi_body(),
     )
-    reading: dict[str, _Handler] = {
-        "/v1/audio/speech/{request_id}": handlers.get_outcome,
-        "/v1/audio/voices": handlers.list_voices,
-        "/v1/audio/stats": handlers.get_stats,
-    }
+    voices = VoiceHandlers(handlers.cloning)
+    routes: list[tuple[str, str, _Handler]] = [
+        ("GET", "/v1/audio/speech/{request_id}", handlers.get_outcome),
+        ("GET", "/v1/audio/stats", handlers.get_stats),
+        ("GET", "/v1/audio/voices", voices.list_voices),
+        ("POST", "/v1/audio/voices", voices.register_voice),
+        ("POST", "/v1/audio/voices/import", voices.import_voice),
+        ("GET", "/v1/audio/voices/{name}", voices.get_voice),
+        ("DELETE", "/v1/audio/voices/{name}", voices.delete_voice),
+        ("GET", "/v1/audio/voices/{name}/export", voices.export_voice),
+    ]
     if health:
-        reading["/health"] = handlers.get_health
-    for path, handler in reading.items():
+        routes.append(("GET", "/health", handlers.get_health))
+    for method, path, handler in routes:
         name = getattr(handler, "__name__", path)
-        router.add_api_route(path, _answering_errors(handler), methods=["GET"], name=name, response_model=None)
+        router.add_api_route(path, _answering_errors(handler), methods=[method], name=name, response_model=None)
     return router
 
 
@@ -80,13 +91,23 @@ class _Handlers:
 
     def __init__(self, get_service: GetService, served_names: GetServedNames | None) -> None:
         self._get_service, self._served_names = get_service, served_names
+        self._cloning: VoiceCloning | None = None
+
+    def cloning(self, request: Request) -> VoiceCloning:
+        """What makes voices for the service; one as long as the service stays the same."""
+        service, known = self._get_service(request), self._cloning
+        if known is None or known.settings is not service.settings or known.config is not service.config:
+            known = self._cloning = VoiceCloning(service)
+        return known
 
     async def create_speech(self, request: Request) -> Response:
         service = self._get_service(request)
-        body = parse_speech_body(await read_json_object(request, service.settings.max_body_bytes))
+        limit = body_limit(service.config, service.settings)
+        body = parse_speech_body(await read_json_object(request, limit))
         if self._served_names is not None and body.model is not None:
             _check_model(body.model, self._served_names(request))
-        wanted = speech_request(body, service.config, service.settings)
+        voice = await self.cloning(request).voice_for(body)
+        wanted = speech_request(body, service.config, service.settings, voice=voice)
         return await _answer(request, service, body, wanted)
 
     async def get_outcome(self, request: Request) -> Response:
@@ -100,9 +121,6 @@ class _Handlers:
                 code="unknown_request",
             )
         return JSONResponse(outcome_object(outcome))
-
-    async def list_voices(self, request: Request) -> Response:
-        return JSONResponse(voices_object(self._get_service(request).config))
 
     async def get_stats(self, request: Request) -> Response:
         return JSONResponse(await self._get_service(request).stats())

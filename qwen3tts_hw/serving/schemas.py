@@ -19,7 +19,7 @@ from qwen3tts_hw.prompt.request import TEXT_MODES, SpeechRequest, build_request
 from qwen3tts_hw.serving.body import json_type, printable
 from qwen3tts_hw.serving.errors import HttpError
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLE_RATE_HZ, SpeechOutcome
+from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLE_RATE_HZ, ClonedVoice, SpeechOutcome
 
 RESPONSE_FORMATS = ("wav", "pcm")
 STREAM_FORMATS = ("audio", "sse")
@@ -30,6 +30,7 @@ _EXPECTED = {
     "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
+    "list_type": "a list of numbers",
 }
 
 
@@ -49,8 +50,17 @@ class SpeechBody(BaseModel):
     input: str = Field(description="The text to speak.")
     model: str | None = Field(None, description="A served model name; may be left out.")
     voice: str | VoiceReference | None = Field(
-        None, description="A preset voice of the checkpoint; 'default' or 'design' where the checkpoint has none."
+        None, description="A preset or registered voice; 'default' or 'design' where there is none to choose."
     )
+    ref_audio: str | None = Field(
+        None, description="Base checkpoints: audio of the voice, as a data URL or base64; or an address, if allowed."
+    )
+    ref_text: str | None = Field(None, description="What is said in ref_audio.")
+    x_vector_only_mode: bool | None = Field(None, description="True: use the sound of the voice alone, no ref_text.")
+    speaker_embedding: list[float | int] | None = Field(None, description="A voice as numbers, instead of ref_audio.")
+    trim_silence: bool | None = Field(None, description="Cut silence before and after the speech in ref_audio.")
+    normalize_loudness: bool | None = Field(None, description="Bring ref_audio to a usual loudness.")
+    trailing_silence_ms: int | None = Field(None, description="Silence to append to ref_audio.")
     instructions: str | None = Field(None, description="How to speak, or for voice design what the voice is like.")
     response_format: str | None = Field(None, description="'wav' (default) or 'pcm': 16-bit mono at 24 kHz.")
     speed: float | int | None = Field(None, description="Only 1.0.")
@@ -97,11 +107,18 @@ def parse_speech_body(values: Mapping[str, Any]) -> SpeechBody:
     return body
 
 
-def speech_request(body: SpeechBody, config: ModelConfig, settings: Settings) -> SpeechRequest:
-    """Build the request for the engine; raise RequestError for a value the checkpoint cannot serve."""
+def voice_name(body: SpeechBody, config: ModelConfig) -> str | None:
+    """The voice that is named; None where clients that cannot leave it out have sent a name that means nothing."""
     voice = body.voice.id if isinstance(body.voice, VoiceReference) else body.voice
-    if config.variant == "voice_design" and voice is not None and voice.strip().lower() in NO_VOICE:
-        voice = None
+    if config.variant != "custom_voice" and voice is not None and voice.strip().lower() in NO_VOICE:
+        return None
+    return voice
+
+
+def speech_request(
+    body: SpeechBody, config: ModelConfig, settings: Settings, *, voice: str | ClonedVoice | None
+) -> SpeechRequest:
+    """Build the request for the engine in a voice; raise RequestError for a value the checkpoint cannot serve."""
     return build_request(
         config,
         settings,
@@ -168,6 +185,8 @@ def _shape_error(error: ValidationError, values: Mapping[str, Any]) -> HttpError
     if field not in values:
         return HttpError(400, f"{field} is required", param=field, code="missing_field")
     found = json_type(values[field])
+    if field == "speaker_embedding" and found == "array":
+        return HttpError(400, f"{field} must hold numbers only", param=field, code="invalid_type")
     expected = 'a string or {"id": string}' if field == "voice" else _EXPECTED.get(first["type"], "another type")
     return HttpError(400, f"{field} must be {expected}, found {_article(found)}", param=field, code="invalid_type")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 from qwen3tts_hw.engine.service import SpeechService
 from qwen3tts_hw.serving.routes import create_router
+from qwen3tts_hw.settings import Settings
 from tests.serving.fake_service import FakeService, model_config
 from tests.serving.speech_server import DEADLINE_S, MODEL, SpeechServer, wait_until
 
@@ -80,4 +82,12 @@ def server(_running: Callable[[FakeService], str]) -> Iterator[SpeechServer]:
 def design_server(_running: Callable[[FakeService], str]) -> Iterator[SpeechServer]:
     """A server of a voice-design checkpoint."""
     service = FakeService(config=model_config("voice_design"))
+    yield from _connect(service, _running(service))
+
+
+@pytest.fixture
+def base_server(_running: Callable[[FakeService], str], tmp_path: Path) -> Iterator[SpeechServer]:
+    """A server of a checkpoint that clones voices, with an empty registry."""
+    settings = Settings(voices_dir=str(tmp_path / "voices"), voices_max_count=3)
+    service = FakeService(config=model_config("base"), settings=settings)
     yield from _connect(service, _running(service))

@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen3tts_hw.config import CodecDecoderConfig, CodecTokens, DecoderStackConfig, ModelConfig, TextTokens
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import SAMPLES_PER_FRAME, AudioChunk, FinishReason, SpeechOutcome
+from qwen3tts_hw.types import SAMPLES_PER_FRAME, AudioChunk, EncodedVoice, FinishReason, SpeechOutcome
 
 PROMPT_ROWS = 11
 
@@ -127,6 +130,8 @@ class FakeService:
     script: Script = field(default_factory=Script)
     streams: list[FakeStream] = field(default_factory=list)
     outcomes: dict[str, SpeechOutcome] = field(default_factory=dict)
+    voice_fingerprint: str = "f1"
+    encoded: list[tuple[int, bool]] = field(default_factory=list)  # samples and whether codes were wanted
     health_failure: Exception | None = None
 
     async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> FakeStream:
@@ -135,6 +140,15 @@ class FakeService:
         stream = FakeStream(self, request, f"speech-{len(self.streams)}", include_codes)
         self.streams.append(stream)
         return stream
+
+    async def encode_voice(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
+        """The embedding is the recording's loudest sample, each code the number of the recording."""
+        await asyncio.sleep(0.01)
+        self.encoded.append((len(samples), with_codes))
+        embedding = np.full(self.config.talker.hidden_size, np.abs(samples).max(), "<f4").tobytes()
+        frames = -(-len(samples) // SAMPLES_PER_FRAME)
+        codes = np.full((frames, 16), len(self.encoded), "<i2").tobytes()
+        return EncodedVoice(embedding, codes if with_codes else b"")
 
     def outcome(self, request_id: str) -> SpeechOutcome | None:
         return self.outcomes.get(request_id)

@@ -46,8 +46,12 @@ class SpeechServer:
         """The server answers a good request."""
         self.service.script = Script()
         voice = "ryan" if self.service.config.speakers else None
-        instructions = "A calm voice." if self.service.config.variant == "voice_design" else None
-        response = self.speak(response_format="pcm", voice=voice, instructions=instructions)
+        needed: dict[str, Any] = {}
+        if self.service.config.variant == "voice_design":
+            needed["instructions"] = "A calm voice."
+        if self.service.config.variant == "base":
+            needed["speaker_embedding"] = [0.5] * self.service.config.talker.hidden_size
+        response = self.speak(response_format="pcm", voice=voice, **needed)
         assert response.status_code == 200, response.text
         assert len(response.content) == 7 * 1_920 * 2
 

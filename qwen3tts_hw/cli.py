@@ -12,9 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwen3tts_hw.errors import Qwen3TTSError, RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from qwen3tts_hw.engine.local import LocalEngine
+    from qwen3tts_hw.types import ClonedVoice
+    from qwen3tts_hw.voice.registry import VoiceRegistry
 
 _DISTRIBUTIONS = (
     "qwen3tts-hw",
@@ -56,10 +61,16 @@ def _add_synthesize(commands: Any) -> None:
     command = commands.add_parser("synthesize", help="turn text into a WAV file on this machine")
     command.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint directory")
     command.add_argument("--text", required=True, help="what to say")
-    command.add_argument("--voice", help="preset speaker (CustomVoice checkpoints)")
+    command.add_argument("--voice", help="preset speaker (CustomVoice) or saved voice (Base checkpoints)")
+    command.add_argument("--ref-audio", type=Path, metavar="F", help="clone the voice of this recording (Base)")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--ref-text", help="what is said in the recording; the speech then continues it")
+    how.add_argument("--x-vector-only", action="store_true", help="use the sound of the voice alone")
+    command.add_argument("--save-voice", metavar="NAME", help="keep the cloned voice; its speaker has to have agreed")
+    command.add_argument("--voices-dir", metavar="DIR", help="folder of saved voices (default: setting voices_dir)")
     command.add_argument("--language", help="language name, or auto (the default)")
     command.add_argument("--instruct", help="how to say it (1.7B CustomVoice and VoiceDesign checkpoints)")
-    command.add_argument("--text-mode", choices=("whole", "streaming"), help="when text enters (default whole)")
+    command.add_argument("--text-mode", choices=("whole", "streaming"), help="when text enters the prompt")
     command.add_argument("--greedy", action="store_true", help="always take the likeliest code (for tests)")
     command.add_argument("--seed", type=int, help="seed of the randomness (default: a fresh one, printed)")
     command.add_argument("--temperature", type=float)
@@ -93,6 +104,7 @@ def _synthesize(options: argparse.Namespace) -> int:
     from qwen3tts_hw.audio_file import write_wav
     from qwen3tts_hw.engine.local import LocalEngine
     from qwen3tts_hw.prompt.request import build_request
+    from qwen3tts_hw.settings import Settings
     from qwen3tts_hw.types import FRAMES_PER_SECOND
 
     if options.greedy and options.temperature not in (None, 0.0):
@@ -100,12 +112,14 @@ def _synthesize(options: argparse.Namespace) -> int:
     for option, path in (("--out", options.out), ("--codes", options.codes)):
         if path is not None:
             _check_writable(option, path)
-    engine = LocalEngine.load(options.model, device=options.device, dtype=options.dtype)
+    overrides = {} if options.voices_dir is None else {"voices_dir": options.voices_dir}
+    settings = Settings.resolve(overrides)
+    engine = LocalEngine.load(options.model, device=options.device, dtype=options.dtype, settings=settings)
     request = build_request(
         engine.config,
-        engine.settings,
+        settings,
         text=options.text,
-        voice=options.voice,
+        voice=_chosen_voice(options, engine),
         language=options.language,
         instruct=options.instruct,
         text_mode=options.text_mode,
@@ -131,6 +145,58 @@ def _synthesize(options: argparse.Namespace) -> int:
         f"on {engine.backend.device}, {engine.attention_name}, {engine.graph_mode}\n"
     )
     return 0
+
+
+def _chosen_voice(options: argparse.Namespace, engine: LocalEngine) -> str | ClonedVoice | None:
+    """The voice that the options ask for: a preset's name, a saved or a freshly cloned voice."""
+    from qwen3tts_hw.prompt.request import check_cloning
+    from qwen3tts_hw.types import ClonedVoice
+    from qwen3tts_hw.voice.registry import VoiceRegistry
+
+    config, name = engine.config, options.voice
+    for option in ("ref_audio", "ref_text", "x_vector_only", "save_voice"):
+        if getattr(options, option):
+            check_cloning(config, f"--{option.replace('_', '-')}")
+    if config.variant != "base":
+        return str(name) if name is not None else None
+    width, fingerprint = config.talker.hidden_size, engine.voice_fingerprint
+    registry = VoiceRegistry.from_settings(engine.settings, width=width, fingerprint=fingerprint)
+    if options.ref_audio is not None:
+        if name is not None:
+            raise RequestError("--voice", "--voice and --ref-audio contradict each other")
+        return _heard_voice(options, engine, registry)
+    if options.ref_text is not None or options.save_voice is not None:
+        raise RequestError("--ref-audio", "--ref-text and --save-voice need a recording; give --ref-audio")
+    if name is None:
+        return None
+    voice = registry.load(name)
+    return ClonedVoice(voice.embedding) if options.x_vector_only else voice
+
+
+def _heard_voice(options: argparse.Namespace, engine: LocalEngine, registry: VoiceRegistry) -> ClonedVoice:
+    """Clone the voice of a recording, and save it if that was asked for."""
+    from qwen3tts_hw.prompt.request import check_reference_text
+    from qwen3tts_hw.types import ClonedVoice
+    from qwen3tts_hw.voice.audio_input import decode_reference
+    from qwen3tts_hw.voice.cleanup import CleanupOptions, advice, clean_up
+
+    settings, text = engine.settings, ""
+    if not options.x_vector_only:
+        text = check_reference_text(options.ref_text, settings)
+    if options.save_voice is not None:
+        registry.check_new(options.save_voice)
+    try:
+        reference = decode_reference(options.ref_audio.read_bytes(), settings)
+    except OSError as error:
+        raise RequestError("--ref-audio", f"{options.ref_audio} cannot be read: {error.strerror}") from None
+    for sentence in advice(reference):
+        sys.stderr.write(f"note: {options.ref_audio}: {sentence}\n")
+    samples = clean_up(reference.samples, CleanupOptions.from_settings(settings))
+    encoded = engine.encode_voice(samples, with_codes=bool(text))
+    if options.save_voice is not None:
+        record = registry.add(options.save_voice, encoded, consent=True, reference_text=text, samples=samples)
+        sys.stderr.write(f"voice {record.name} saved in {registry.folder}\n")
+    return ClonedVoice(encoded.embedding, text, encoded.codes if text else b"")
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -9,10 +9,12 @@ import wave
 
 import numpy as np
 import pytest
+import soundfile
 
 from qwen3tts_hw.checkpoint.reader import open_checkpoint
 from qwen3tts_hw.cli import main
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLES_PER_FRAME
+from tests.parity.reference_audio import reference_audio
 
 
 @pytest.fixture
@@ -79,6 +81,67 @@ class TestSynthesize:
         first, _, printed = speak("--max-frames", "2")
         seed = printed.partition("seed ")[2].partition(",")[0]
         assert (speak("--max-frames", "2", "--seed", seed)[0] == first).all()
+
+
+class TestClonedVoices:
+    @pytest.fixture
+    def base(self, tiny_checkpoint):
+        return tiny_checkpoint("base", end_of_speech=False)
+
+    @pytest.fixture
+    def recording(self, tmp_path):
+        path = tmp_path / "reference.wav"
+        soundfile.write(path, reference_audio(12_000), 24_000, subtype="PCM_16")
+        return path
+
+    @pytest.fixture
+    def start(self, base, tmp_path):
+        """The command but for its voice, with a folder of its own for saved voices."""
+        out = ["--out", tmp_path / "x.wav", "--codes", tmp_path / "x.npy", "--voices-dir", tmp_path / "voices"]
+        return ["synthesize", "--model", base, "--text", "Hi.", "--greedy", "--max-frames", "2", *out]
+
+    @pytest.fixture
+    def codes_of(self, start, tmp_path):
+        def call(*options):
+            assert main([str(argument) for argument in (*start, *options)]) == 0
+            return np.load(tmp_path / "x.npy").tolist()
+
+        return call
+
+    def test_a_saved_voice_speaks_as_the_recording(self, codes_of, recording, capsys):
+        given = ["--ref-audio", recording, "--ref-text", "Good morning."]
+        first = codes_of(*given, "--save-voice", "anna")
+        printed = capsys.readouterr().err
+        assert "voice anna saved in" in printed
+        assert "of it are not silent" in printed, "advice about a short recording"
+        assert codes_of("--voice", "Anna") == first == codes_of(*given)
+
+    def test_the_sound_alone(self, codes_of, recording):
+        continued = codes_of("--ref-audio", recording, "--ref-text", "Good morning.", "--save-voice", "anna")
+        alone = codes_of("--ref-audio", recording, "--x-vector-only")
+        assert alone != continued
+        assert codes_of("--voice", "anna", "--x-vector-only") == alone
+
+    def test_errors(self, error_of, start, recording, tmp_path):
+        assert error_of(*start).startswith("voice: ")
+        assert error_of(*start, "--voice", "nobody").startswith("voice: unknown voice 'nobody'; registered: none")
+        assert error_of(*start, "--ref-audio", recording).startswith("ref_text: ")
+        assert error_of(*start, "--ref-audio", tmp_path / "none.wav", "--x-vector-only").startswith("--ref-audio: ")
+        assert error_of(*start, "--ref-text", "Hi").startswith("--ref-audio: ")
+        assert error_of(*start, "--voice", "a", "--ref-audio", recording).startswith("--voice: ")
+        assert error_of(*start, "--ref-audio", recording, "--x-vector-only", "--save-voice", "../a").startswith(
+            "name: "
+        )
+        (tmp_path / "text.wav").write_text("Hello.")
+        assert error_of(*start, "--ref-audio", tmp_path / "text.wav", "--x-vector-only").startswith("ref_audio: ")
+        assert not (tmp_path / "voices").exists()
+
+    @pytest.mark.parametrize("option", [["--ref-audio", "a.wav"], ["--ref-text", "a"], ["--x-vector-only"]])
+    def test_other_checkpoints(self, error_of, endless, tmp_path, option):
+        start = ["synthesize", "--model", endless, "--text", "Hi", "--out", tmp_path / "x.wav", "--voice", "ryan"]
+        message = error_of(*start, *option)
+        assert message.startswith(f"{option[0]}: ")
+        assert "1.7B-Base" in message
 
 
 class TestSynthesizeErrors:

@@ -7,6 +7,8 @@ stream; different wrappers are independent.
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ import torch
 
 from qwen3tts_hw.errors import GraphCaptureError
 from qwen3tts_hw.graph_wrappers.base import InputSpec, RowFunction, check_arguments, run_rows
+
+logger = logging.getLogger(__name__)
 
 GraphT = TypeVar("GraphT")
 PoolT = TypeVar("PoolT")
@@ -90,6 +94,8 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
             raise GraphCaptureError(f"{self._name} is captured already; capture is done once")
         if self._driver.is_capturing():
             raise GraphCaptureError(f"{self._name} cannot be captured while another graph is being captured")
+        logger.info("capturing %s for %s rows", self._name, ", ".join(map(str, self._buckets)))
+        begun = time.monotonic()
         captured: dict[int, _Captured[GraphT]] = {}
         bucket = self._buckets[-1]
         try:
@@ -101,6 +107,7 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
             captured.clear()
             raise GraphCaptureError(self._explain(bucket, error)) from error
         self._captured = captured
+        logger.info("captured %s in %.1f s", self._name, time.monotonic() - begun)
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = check_arguments(self._name, self._inputs, tensors)

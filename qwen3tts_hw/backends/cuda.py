@@ -68,8 +68,8 @@ def missing() -> str | None:
 def _multiply_exactly_in_triton() -> None:
     """Keep float32 products of Triton kernels, such as vLLM's attention, from being rounded to TF32.
 
-    With TF32 one of ten golden cases differed in a code when served in float32 on an H200; without it none did. Products
-    of 16-bit values are not concerned, nor kernels that name their precision.
+    With TF32 one of ten golden cases differed in a code when served in float32 on an H200; without it none did.
+    Products of 16-bit values are not concerned, nor kernels that name their precision.
     """
     try:
         from triton import knobs

@@ -40,7 +40,7 @@ VLLM_NEEDS = (
     "setuptools<81", "einops", "cloudpickle", "watchfiles", "python-json-logger", "ninja", "pybase64", "cbor2", "ijson",
     "setproctitle", "openai-harmony", "model-hosting-container-standards<1.0.0", "opentelemetry-sdk",
     "opentelemetry-api", "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", "numba==0.65.0",
-    "sympy", "networkx", "jinja2", "fsspec", "scipy", "soundfile",
+    "sympy", "networkx", "jinja2", "fsspec", "scipy", "soundfile", "soxr",
 )  # fmt: skip
 STAMP = ".ascend-bed"
 

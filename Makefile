@@ -7,12 +7,14 @@ MODEL ?=# a checkpoint folder or hub id for `make demo`; empty: a small random o
 DEMO_ARGS ?=
 BENCH ?= bench_predictor bench_codec
 BENCH_ARGS ?=
+DEVICE ?= all# for `make parity`: cpu, cuda, npu or npu-emulated; all: whatever can run here
+PARITY_ARGS ?=# e.g. --no-serve, or --merge results.json with the docs/parity.json of another machine
 PYTEST_ARGS ?=
 # Groups of tests of which some must be able to run; add cuda or npu on a machine that has the device.
 EXPECT ?= vllm
 RUN := $(VENV)/bin/python
 
-.PHONY: setup check test test-fast test-ascend-light test-ascend demo bench clean
+.PHONY: setup check test test-fast test-ascend-light test-ascend parity demo bench clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py --venv "$(VENV)" --platform $(PLATFORM) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
@@ -37,6 +39,10 @@ test-ascend-light:
 test-ascend: test-ascend-light
 	ASCEND_EMULATOR_DEFER=1 $(BED) light -- python -m pytest -q tests/ascend/light/test_frames.py tests/ascend/light/test_engine.py
 	$(BED) full -- python -m pytest -q -rP -W default tests/ascend/full $(PYTEST_ARGS)
+
+# Every path against eager float32 on a CPU; writes docs/parity.md, .json and .png. Needs the environment only.
+parity: setup
+	$(RUN) -m tests.parity.run_matrix --device $(DEVICE) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(PARITY_ARGS)
 
 test-fast: setup
 	$(RUN) -m pytest -q -m "not slow and not vllm" $(PYTEST_ARGS)

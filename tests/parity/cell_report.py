@@ -16,6 +16,7 @@ from tests.parity.matrix import ALL_BATCHES, DEVICES, EMULATED, Cell, cells
 BEGIN, END = "<!-- parity matrix: written by make parity -->", "<!-- end of the parity matrix -->"
 TITLES = {"cpu": "CPU", "cuda": "NVIDIA", EMULATED: "Ascend, emulated", "npu": "Ascend"}
 COLOURS = {PASSED: "#4c9f70", FAILED: "#c0392b", NOT_RUN: "#d9d9d9", REFERENCE: "#3b6ea5"}
+EMULATED_HATCH = "////"
 Outcomes = Mapping[str, Outcome]
 
 
@@ -114,7 +115,7 @@ def draw(path: Path, outcomes: Outcomes) -> None:
     rows = _unique((cell.module, cell.variant, cell.dtype) for cell in cells())
     columns = _unique((cell.device, cell.attention, cell.graphs) for cell in cells())
     columns.sort(key=lambda column: (DEVICES.index(column[0]), column[1] == "own"))
-    figure, axes = plots.subplots(figsize=(3.2 + 0.36 * len(columns), 3.2 + 0.34 * len(rows)), dpi=110)
+    figure, axes = plots.subplots(figsize=(3.2 + 0.36 * len(columns), 3.2 + 0.34 * len(rows)), dpi=90)
     every = cells()
     for cell in every:
         place = columns.index((cell.device, cell.attention, cell.graphs))
@@ -123,9 +124,11 @@ def draw(path: Path, outcomes: Outcomes) -> None:
         width = 1 / 3 if len(set(batches)) > 1 else 1.0
         corner = (place + third * width, rows.index((cell.module, cell.variant, cell.dtype)))
         colour = COLOURS[outcomes[cell.id].status]
-        axes.add_patch(patches.Rectangle(corner, width, 1, facecolor=colour, edgecolor="white", linewidth=0.6))
+        hatch = EMULATED_HATCH if outcomes[cell.id].emulated else None
+        axes.add_patch(patches.Rectangle(corner, width, 1, facecolor=colour, edgecolor="white", lw=0.6, hatch=hatch))
     _label(axes, rows, columns)
     key = [patches.Patch(color=colour, label=status) for status, colour in COLOURS.items()]
+    key.append(patches.Patch(facecolor="#888888", edgecolor="white", hatch=EMULATED_HATCH, label="emulated"))
     figure.legend(handles=key, loc="lower left", ncols=len(key), frameon=False)
     axes.set_title(f"Parity matrix: {totals(outcomes)}; thirds of a field: batch 1, 3 in a bucket of 4, 8", fontsize=9)
     figure.savefig(path, bbox_inches="tight", metadata={"Software": None})

@@ -21,8 +21,8 @@ from qwen3tts_hw.engine.audio import Packet
 from qwen3tts_hw.prompt.request import build_request
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
-from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME
-from qwen3tts_hw.vllm_plugin.payload import unpack
+from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, EncodedVoice
+from qwen3tts_hw.vllm_plugin.payload import pack_encoding, unpack
 from qwen3tts_hw.vllm_plugin.service import VllmSpeechService
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
 
@@ -45,6 +45,8 @@ class ScriptedEngine:
         self.errored = False
         self._sent = {}
         self._late = []
+        self.recordings = []
+        self.heard = EncodedVoice(b"\x01" * 8, b"\x02" * 32)
 
     async def generate(self, prompt, params, request_id):
         self.started.append(SimpleNamespace(prompt=prompt, params=params, id=request_id))
@@ -81,6 +83,10 @@ class ScriptedEngine:
             raise self.dead
 
     async def collective_rpc(self, method, args=()):
+        if method == "qwen3tts_encode_voice":
+            samples, with_codes = args
+            self.recordings.append((len(samples), with_codes))
+            return [b"", pack_encoding(self.heard)]
         if method == "qwen3tts_trace":
             return [b"", np.arange(128, dtype=np.float32).tobytes()]
         return [json.dumps({"method": method})]

@@ -206,3 +206,21 @@ class TestBookkeeping:
             assert hidden[1, 0] == 64.0
 
         run(test)
+
+    @pytest.mark.parametrize("with_codes", [False, True])
+    def test_reference_audio_goes_to_the_workers(self, run, with_codes):
+        async def test(service, engine, request):
+            voice = await service.encode_voice(np.zeros(100, np.float32), with_codes=with_codes)
+            assert voice == engine.heard
+            assert engine.recordings == [(400, with_codes)]
+
+        run(test)
+
+    def test_a_recording_that_workers_refuse(self, run):
+        async def test(service, engine, request):
+            engine.heard = RequestError("ref_audio", "too short")
+            with pytest.raises(RequestError, match="too short") as caught:
+                await service.encode_voice(np.zeros(100, np.float32), with_codes=True)
+            assert caught.value.field == "ref_audio"
+
+        run(test)

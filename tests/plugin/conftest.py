@@ -10,6 +10,7 @@ import pytest
 
 from tests.parity.checkpoints import TinyCheckpoint
 from tests.parity.golden import cases, checkpoint_for
+from tests.parity.voice_golden import clone_files
 from tests.plugin.pool import SERVERS, ServerPool
 from tests.plugin.reference import LocalReference
 from tests.plugin.server import SpeechServer
@@ -44,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyCheckpoint], Path]:
     """Return a function to the directory of a tiny checkpoint, one of those that golden data exists for."""
     cache_dir = tmp_path_factory.mktemp("served-checkpoints")
-    known = {case.checkpoint: case for case in cases()}
+    known = {case.checkpoint: case for case in (*cases(), *clone_files())}
     return lambda wanted: checkpoint_for(known[wanted], cache_dir)
 
 

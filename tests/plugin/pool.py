@@ -61,6 +61,18 @@ SERVERS = {
         FEW_BLOCKS,
         {"PYTHONPATH": f"{V2_FOLDER}:{REPOSITORY}"},
     ),
+    # Cloned voices, with requests preempted for lack of cache.
+    "clones": ServerSpec(
+        TinyCheckpoint("base", "tiny", end_of_speech=False),
+        FEW_BLOCKS,
+        {"QWEN3TTS_TRACE": "1", "QWEN3TTS_VOICES_DIR": "voices"},
+    ),
+    # Cloned voices of the other width: references prefilled in chunks, the steps as they run in device graphs.
+    "small_clones": ServerSpec(
+        TinyCheckpoint("base", "tiny-0.6B", seed=2, end_of_speech=False),
+        ("--max-num-seqs", "4", "--max-num-batched-tokens", str(BATCHED_ROWS)),
+        {"QWEN3TTS_TRACE": "1", "QWEN3TTS_VOICES_DIR": "voices", "QWEN3TTS_GRAPHS": "recording"},
+    ),
     # Two engines behind two processes that answer HTTP.
     "two_by_two": ServerSpec(
         TinyCheckpoint("custom_voice", "tiny", end_of_speech=False),

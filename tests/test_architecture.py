@@ -26,7 +26,7 @@ VIOLATIONS = [
     ("prints", "qwen3tts_hw/a.py", "print(1)\n", "a.py:1"),
     ("unsafe_loading", "scripts/a.py", "import torch\nx = torch.load('a')\n", "a.py:2"),
     ("unsafe_loading", "qwen3tts_hw/a.py", "import pickle\n", "a.py:1"),
-    ("foreign_words", "README.md", "written in a ses" + "sion\n", "README.md:1"),
+    ("foreign_words", "README.md", "written in an earlier ses" + "sion\n", "README.md:1"),
     ("foreign_words", "docs/a.md", "by an ag" + "ent\n", "a.md:1"),
     ("foreign_words", "Makefile", "cd /wo" + "rk/here\n", "Makefile:1"),
     ("export_lists", "qwen3tts_hw/a.py", '__all__ = ["b", "a"]\na = b = 1\n', "not sorted"),
@@ -40,6 +40,7 @@ ALLOWED = [
     ("platform_words", "qwen3tts_hw/backends/npu.py", 'name = "npu"\n'),
     ("platform_words", "qwen3tts_hw/vllm_plugin/hook.py", 'config.cudagraph_mode = "x"\n'),
     ("foreign_words", "tests/a.py", '@pytest.fixture(scope="ses' + 'sion")\n'),
+    ("foreign_words", "tests/a.py", "items = request.ses" + "sion.items\n"),
     ("export_lists", "qwen3tts_hw/a.py", '__all__ = ["MAX", "Name", "act"]\nfrom x import MAX, Name, act\n'),
 ]
 

@@ -21,6 +21,8 @@ V2_FOLDER = Path(__file__).parent / "cpu_v2"
 BATCHED_ROWS = 16  # of the server "tight": prompts of more rows are prefilled in chunks
 # One request of full length fits, as vLLM asks for, but not eight that have become longer than a block.
 FEW_BLOCKS = ("--max-model-len", "256", "--max-num-seqs", "8", "--block-size", "32", "--num-gpu-blocks-override", "9")
+# Where speech ends by itself: fewer, so that even two long requests do not fit beside each other.
+FEWER_BLOCKS = ("--max-model-len", "160", "--max-num-seqs", "8", "--block-size", "32", "--num-gpu-blocks-override", "6")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ SERVERS = {
     # Asynchronous scheduling, which vLLM does not offer on a CPU by itself; speech that ends by itself.
     "async": ServerSpec(
         TinyCheckpoint("custom_voice", "tiny"),
-        FEW_BLOCKS,
+        FEWER_BLOCKS,
         {"VLLM_PLUGINS": "qwen3tts_hw,cpu_async", "PYTHONPATH": f"{REPOSITORY}:{ASYNC_PLUGIN}"},
     ),
     # vLLM's other model runner, its kernels interpreted; requests are preempted here too.

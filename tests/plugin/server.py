@@ -102,7 +102,10 @@ class SpeechServer:
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(
-            base_url=self.url, timeout=ANSWER_DEADLINE_S, limits=httpx.Limits(max_connections=64)
+            base_url=self.url,
+            timeout=ANSWER_DEADLINE_S,
+            limits=httpx.Limits(max_connections=64),
+            headers={"connection": "close"},  # where several processes answer, each gets its chance every time
         )
         self.process: subprocess.Popen[bytes] | None = None
         self.remains: Remains | None = None

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from tests.plugin.server import failed_start
 pytestmark = pytest.mark.vllm
 
 AT_ONCE = 2
-LAST_LINES = 40  # a traceback precedes the sentence; nothing long follows it
+LAST_LINES = 4
 REMOVED = "talker.model.layers.0.self_attn.q_norm.weight"
 
 
@@ -30,7 +30,6 @@ class Failure:
 
     says: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
     damage: Callable[[Path], None] | None = None
 
 
@@ -44,11 +43,6 @@ def add_a_tensor(directory: Path) -> None:
 
 def truncate_weights(directory: Path) -> None:
     path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1_000])
-
-
-def truncate_codec_weights(directory: Path) -> None:
-    path = directory / "speech_tokenizer" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1_000])
 
 
@@ -71,17 +65,14 @@ def rewrite_weights(directory: Path, *, remove: str | None = None, add: str | No
 FAILURES = {
     "missing tensor": Failure((REMOVED,), damage=remove_a_tensor),
     "extra tensor": Failure(("talker.model.layers.0.extra.weight",), damage=add_a_tensor),
-    "truncated weights": Failure(("model.safetensors", "truncated"), damage=truncate_weights),
-    "truncated codec weights": Failure(("speech_tokenizer", "truncated"), damage=truncate_codec_weights),
+    "truncated weights": Failure(("model.safetensors", "cut short"), damage=truncate_weights),
     "no talker_config": Failure(("config.json", "talker_config is missing"), damage=remove_talker_config),
     "tensor parallel": Failure(("--data-parallel-size",), ("--tensor-parallel-size", "2")),
-    "pipeline parallel": Failure(("--data-parallel-size",), ("--pipeline-parallel-size", "2")),
     "priority scheduling": Failure(("scheduling policy 'priority'",), ("--scheduling-policy", "priority")),
     "bad setting": Failure(
         ("graphs is 'sometimes'", "auto, on, off"),
         ("--additional-config", json.dumps({"qwen3tts": {"graphs": "sometimes"}})),
     ),
-    "unknown setting": Failure(("QWEN3TTS_GRAPH", "unknown setting 'graph'"), environment={"QWEN3TTS_GRAPH": "off"}),
 }
 
 
@@ -101,7 +92,7 @@ def starts(
             directory = tmp_path_factory.mktemp("damaged") / "checkpoint"
             shutil.copytree(whole, directory)
             failure.damage(directory)
-        return failed_start(directory, *failure.arguments, **failure.environment)
+        return failed_start(directory, *failure.arguments)
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         yield {name: threads.submit(start, name) for name in wanted}

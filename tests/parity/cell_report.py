@@ -82,7 +82,9 @@ def device_section(device: str, own: Sequence[Cell], outcomes: Outcomes) -> str:
     """The table of one device: a row per combination, a column per batch size."""
     ran = [outcomes[cell.id] for cell in own if outcomes[cell.id].date]
     lines = [f"### {TITLES[device]}", ""]
-    lines += [f"- {one}" for one in sorted({f"{o.date}, {o.where}, source {o.commit}" for o in ran})]
+    for date, where in sorted({(outcome.date, outcome.where) for outcome in ran}):
+        sources = sorted({o.commit for o in ran if (o.date, o.where) == (date, where)})
+        lines.append(f"- {date}, {where}; source {', '.join(sources)}")
     columns = " | ".join(f"batch {size}" for size in ALL_BATCHES)
     lines += ["", f"| what | checkpoint | attention op | graphs | dtype | {columns} | compared |", "|---|" + "---|" * 8]
     rows: dict[tuple[str, ...], dict[int, Cell]] = {}

@@ -149,12 +149,18 @@ def emulated_body(number: int) -> dict[str, Any]:
     return Wanted(number).body
 
 
-def http_body(variant: str, number: int) -> dict[str, Any]:
-    """Request ``number`` of the eight that all other servers are asked."""
+def http_fields(variant: str, number: int) -> dict[str, Any]:
+    """Request ``number`` of the eight that all other servers are asked, every other one sampled."""
     from tests.plugin.reference import eight_requests
+
+    return eight_requests(tiny(variant), seeded=bool(number % 2))[number]
+
+
+def http_body(variant: str, number: int) -> dict[str, Any]:
+    """The same as it is sent."""
     from tests.plugin.server import speech_body
 
-    return speech_body(**eight_requests(tiny(variant), seeded=bool(number % 2))[number])
+    return speech_body(**http_fields(variant, number))
 
 
 def tiny(variant: str) -> TinyCheckpoint:
@@ -232,8 +238,7 @@ class HttpServed:
         self._running, self._cell = running, cell
 
     def speak(self, number: int) -> Codes:
-        body = http_body(self._cell.variant, number)
-        codes: Codes = self._running.speak(body.pop("input"), **body).codes
+        codes: Codes = self._running.speak(**http_fields(self._cell.variant, number)).codes
         return codes
 
     def worker(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import subprocess
@@ -142,6 +143,7 @@ def _installed(name: str) -> bool:
     return True
 
 
+@functools.cache
 def commit() -> str:
     """The source's version, with a mark if it was changed."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]

@@ -33,6 +33,7 @@ from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, ClonedVoice, EncodedVoice, FinishReason
 
+DECODED_FRAMES = 100  # per codec step of a whole request: 8 s of audio
 FRAMES_PER_CHECK = 8  # the host asks the device whether a request has ended once per this many frames
 PRIMED_FRAMES = 8  # of reference audio, per codec step
 DTYPES = ("float32", "bfloat16")
@@ -114,9 +115,7 @@ class LocalEngine:
         pcm = torch.zeros(0)
         if len(codes):
             reference = self._reference(request)
-            with torch.inference_mode():
-                together = torch.cat((reference, codes)).t()[None].to(self.backend.device)
-                pcm = self._codec.decode(together)[0, SAMPLES_PER_FRAME * len(reference) :].float().cpu()
+            pcm = self._decode(torch.cat((reference, codes)))[SAMPLES_PER_FRAME * len(reference) :]
         return SpeechResult(
             codes=codes.numpy(),
             pcm=pcm.numpy(),
@@ -138,6 +137,14 @@ class LocalEngine:
                 with torch.inference_mode():
                     codes = block.t()[None].to(self.backend.device)
                     yield self._codec.decode_step(codes, self._codec_state, slot)[0].float().cpu().numpy()
+
+    @torch.inference_mode()
+    def _decode(self, codes: Tensor) -> Tensor:
+        """Samples ``[T*1920] float32`` of ``codes [T, 16]``, in steps: memory does not grow with T."""
+        slot = torch.zeros(1, dtype=torch.int64, device=self.backend.device)
+        self._codec_state.reset(slot)
+        parts = (part.t()[None].to(self.backend.device) for part in codes.split(DECODED_FRAMES))
+        return torch.cat([self._codec.decode_step(part, self._codec_state, slot)[0].float().cpu() for part in parts])
 
     @property
     def voice_fingerprint(self) -> str:

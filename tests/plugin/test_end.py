@@ -6,18 +6,24 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from tests.plugin.answers import SpeechFailedError
-from tests.plugin.pool import SERVERS
+from tests.plugin.pool import FEW_BLOCKS, SERVERS
 from tests.plugin.server import SpeechServer, wait_for
 
 pytestmark = pytest.mark.vllm
 
 LONG = {"text": "It is still speaking.", "max_new_tokens": 4_000}
+VOICES: dict[str, dict[str, Any]] = {
+    "custom_voice": {},
+    "voice_design": {"voice": None, "instructions": "-"},
+    "base": {"voice": None, "speaker_embedding": [0.1] * 64},  # the tiny sizes' width
+}
 KILLED = "recording"
 
 
@@ -27,8 +33,8 @@ KILLED = "recording"
 )
 def test_a_stopped_server_leaves_nothing(server: SpeechServer, name: str, figure: Callable[[str], None]) -> None:
     """With requests running: their clients are told or cut off, never left waiting."""
-    fields = LONG if SERVERS[name].checkpoint.variant == "custom_voice" else LONG | {"voice": None, "instructions": "-"}
-    if name in ("tight", "async"):  # little cache: what is asked for must fit
+    fields = LONG | VOICES[SERVERS[name].checkpoint.variant]
+    if FEW_BLOCKS[0] in SERVERS[name].arguments:  # little cache: what is asked for must fit
         fields = fields | {"max_new_tokens": 100, "temperature": 1.0}
     running = threading.Semaphore(0)
 

@@ -43,6 +43,8 @@ ENVIRONMENT = {
 ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1")
 # Its log; what vLLM leaves itself: the file that workers meet in, socket names, torch's compile cache.
 _OF_VLLM = re.compile(r"server\.log|vllm_dist_|torchinductor_|[0-9a-f]{8}-[0-9a-f-]{27}$")
+# A voice registry is the operator's and stays; nothing half written may be in it.
+_OF_REGISTRY = re.compile(r"voices/(index\.json|\.lock|objects/[0-9a-f]{64}\.safetensors|objects)$")
 _OWN_PREFIXES = ("VLLM_", "QWEN3TTS_")
 _T = TypeVar("_T")
 
@@ -84,7 +86,8 @@ class Remains:
         assert self.returncode == 0
         assert self.processes == []
         assert self.shared_memory == []
-        assert [name for name in self.files if not _OF_VLLM.match(name)] == []
+        unexpected = [name for name in self.files if not (_OF_VLLM.match(name) or _OF_REGISTRY.match(name))]
+        assert unexpected == []
 
 
 class SpeechServer:
@@ -203,7 +206,7 @@ class SpeechServer:
             returncode=returncode,
             seconds=time.monotonic() - started,
             processes=left,
-            files=sorted(path.name for path in self.temporary.iterdir()),
+            files=sorted(files_below(self.temporary)),
             shared_memory=sorted(name for name in self._shared if Path(name).exists()),
         )
         shutil.rmtree(self.temporary, ignore_errors=True)
@@ -271,6 +274,12 @@ class SpeechServer:
                 lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
                 names |= {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
         return {name for name in names if not name.endswith("(deleted)")}
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return the relative paths of all that lies below the folder, without those folders that hold something."""
+    found = (path for path in folder.rglob("*") if not path.is_dir() or not any(path.iterdir()))
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def speech_body(text: str, **fields: Any) -> dict[str, Any]:

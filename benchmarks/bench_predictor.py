@@ -110,7 +110,7 @@ class Bench:
         predictor, steps = self.predictor, NUM_CODEBOOKS - 1
         projection = 0 if predictor.projection is None else sum(p.nbytes for p in predictor.projection.parameters())
         layers = sum(p.nbytes for p in predictor.layers.parameters())
-        return steps * (layers + projection) + predictor.heads.nbytes
+        return steps * (layers + projection) + sum(p.nbytes for p in predictor.heads.parameters())
 
     def rows_of(self, form: str, graphs: str, rows: int) -> Iterator[dict[str, object]]:
         """Time the frame step and the predictor alone for one batch size."""

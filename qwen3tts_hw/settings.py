@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "codec_dtype": ("float32", "bfloat16"),
     "codec_kernels": ("auto", "plain", "fused"),
     "codec_precision": ("high", "medium", "low"),
+    "weight_layout": ("auto", "plain", "packed"),
 }
 
 _MAY_BE_ZERO = ("ref_audio_trailing_silence_ms",)
@@ -41,6 +42,8 @@ class Settings:
     codec_kernels: the codec decoder's form; "fused" needs float32 weights; "auto" asks the backend.
     codec_precision: arithmetic of the fused form. Largest difference from float32 in samples of [-1, 1]: "high" 3e-4,
         "medium" 6e-4, "low" 5e-3 (plain form in bfloat16: 5e-2); random weights of the published size.
+    weight_layout: "packed" keeps the code predictor's matrices (and the local engine's talker's) in the device's own
+        layout; "auto" asks the backend.
     codec_rows: most streams in one captured codec step; more run in slices.
     first_chunk_frames: frames decoded and sent first; chunks double from there.
     chunk_frames: most frames per chunk.
@@ -69,6 +72,7 @@ class Settings:
     codec_dtype: str = "float32"
     codec_kernels: str = "auto"
     codec_precision: str = "medium"
+    weight_layout: str = "auto"
     codec_rows: int = 64
     first_chunk_frames: int = 1
     chunk_frames: int = 8

@@ -14,7 +14,10 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
+from qwen3tts_hw.errors import UnsupportedError
+
 StreamPriority = Literal["low", "normal", "high"]
+WeightLayout = Literal["plain", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Capabilities:
     graphs: work can be captured once and replayed. compile: torch.compile makes kernels for it. stft: torch.stft runs
     on it. attention_op: the attention op chosen by "auto". graph_wrapper: the graph driver, "eager" if it has no
     graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited. predictor,
-    codec: the forms of code predictor and codec decoder chosen by "auto".
+    codec: the forms of code predictor and codec decoder chosen by "auto". packed_weights: matrices that are only ever
+    multiplied by can be kept in a layout of the device's own.
     """
 
     graphs: bool
@@ -35,6 +39,7 @@ class Capabilities:
     async_copy: bool
     predictor: str = "plain"
     codec: str = "plain"
+    packed_weights: bool = False
 
 
 class Stream(Protocol):
@@ -75,14 +80,40 @@ class Backend(ABC):
     def __init__(self, device: torch.device, capabilities: Capabilities) -> None:
         self.device = device
         self.capabilities = capabilities
+        self.weight_layout: WeightLayout = "plain"
 
     @abstractmethod
     def prepare_process(self) -> None:
         """Set process-wide numerics and kernel choices; call once, before any weights are made."""
 
+    def choose_weight_layout(self, asked: str = "auto") -> tuple[WeightLayout, str]:
+        """Layout of weights from now on for the setting ``weight_layout``, and why; call before weights are prepared.
+
+        Raises UnsupportedError for "packed" where the device has no such layout.
+        """
+        if asked == "packed" and not self.capabilities.packed_weights:
+            raise UnsupportedError(
+                f"packed weights were asked for, but the {self.name} backend has no layout of its own; "
+                f"set weight_layout to auto or plain"
+            )
+        preferred, why = self._preferred_layout()
+        self.weight_layout = preferred if asked == "auto" else cast(WeightLayout, asked)
+        return self.weight_layout, why if asked == "auto" else "as asked for"
+
+    def _preferred_layout(self) -> tuple[WeightLayout, str]:
+        return "plain", "the device has no other"
+
     @abstractmethod
     def prepare_weights(self, module: torch.nn.Module) -> None:
-        """Bring loaded weights into the layout that the device prefers, in place."""
+        """Bring loaded weights into the chosen layout, in place; what is in it already stays as it is.
+
+        A module names the parameters that may be packed in ``matrix_weights``: those that are nothing but the right
+        operand of products, neither looked up nor sliced.
+        """
+
+    @abstractmethod
+    def restore_weights(self, module: torch.nn.Module) -> None:
+        """Undo :meth:`prepare_weights`, so that weights can be loaded into the module again."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -130,6 +161,7 @@ class Backend(ABC):
             "free_bytes": self.free_bytes(),
             "torch": str(torch.__version__),  # a TorchVersion, which message encoders refuse
             "capabilities": dataclasses.asdict(self.capabilities),
+            "weight_layout": self.weight_layout,
             **self.device_facts(),
         }
 
@@ -145,6 +177,9 @@ class AcceleratorBackend(Backend):
 
     def prepare_weights(self, module: torch.nn.Module) -> None:
         """Change nothing: the kernels take the weights as they are."""
+
+    def restore_weights(self, module: torch.nn.Module) -> None:
+        """Change nothing: nothing was changed."""
 
     def synchronize(self) -> None:
         self._module.synchronize(self.device)

@@ -1,22 +1,29 @@
 """Ascend devices through torch_npu, which is imported only when this backend is looked for.
 
 Float32 means float32 here: HF32, the counterpart of TF32, is on for convolutions by default and is switched off.
+Weights can be packed: kept in FRACTAL_NZ, the layout that the matrix unit reads, instead of being converted in every
+product. Follows the documentation of CANN's aclnnNpuFormatCast and aclnnMatmulWeightNz; not measured on hardware.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities
+from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities, WeightLayout
 from qwen3tts_hw.errors import UnsupportedError
+
+logger = logging.getLogger(__name__)
 
 # Numbers of torch.npu.get_soc_version(), as vllm-ascend reads them, and what the families are sold as.
 _FAMILIES = (
@@ -25,6 +32,9 @@ _FAMILIES = (
     (range(250, 256), "A3", "Atlas A3, 910C"),
     (range(260, 261), "A5", "Atlas A5, 950"),
 )
+ND, FRACTAL_NZ = 2, 29  # aclFormat
+_TILE = 16  # rows, and half-precision columns, of a tile of FRACTAL_NZ
+_PACKS_HALVES = 2  # vllm-ascend's weight_nz_mode: 0 packs nothing, 1 quantised weights, 2 half-precision ones too
 
 
 class NpuBackend(AcceleratorBackend):
@@ -41,10 +51,12 @@ class NpuBackend(AcceleratorBackend):
             attention_op="npu_fusion_v3",
             graph_wrapper="npu",
             async_copy=True,
+            packed_weights=True,
         )
         super().__init__(torch.device("npu", index), capabilities, torch_npu.npu)
-        self._version = str(torch_npu.__version__)
+        self._torch_npu = torch_npu
         self._private_formats = False
+        self._packed = 0
 
     def prepare_process(self) -> None:
         # Compile-per-shape is the older default on some products and recompiles in the middle of serving.
@@ -52,11 +64,58 @@ class NpuBackend(AcceleratorBackend):
         self._module.matmul.allow_hf32 = False
         self._module.conv.allow_hf32 = False
         # Whether tensors may take private layouts is one switch for the process. vllm-ascend turns it on for its own
-        # weights and by default packs quantised ones only; ours stay plain, as its half-precision ones do. Without
-        # vllm-ascend the switch is turned off, so that no kernel converts a convolution's weights in every call.
+        # weights. Without vllm-ascend it is turned off, so that no kernel converts a convolution's weights in every
+        # call, and is on only while weights are packed: products look at the tensor, not at the switch.
         self._private_formats = "vllm_ascend" in sys.modules
         if not self._private_formats:
             self._module.config.allow_internal_format = False
+
+    def prepare_weights(self, module: torch.nn.Module) -> None:
+        if self.weight_layout != "packed":
+            return
+        weights = list(matrices(module))
+        if weights and not any(packable(weight) for weight in weights):
+            logger.warning("no weight of %s can be packed: they are %s", type(module).__name__, weights[0].dtype)
+        self._packed += self._cast(module, FRACTAL_NZ)
+
+    def restore_weights(self, module: torch.nn.Module) -> None:
+        self._packed -= self._cast(module, ND)
+
+    def _cast(self, module: torch.nn.Module, layout: int) -> int:
+        """Bring the module's matrices into that layout where they are not; returns how many were changed."""
+        changed = 0
+        with self._private_formats_allowed():
+            for weight in matrices(module):
+                if (self._format(weight) == FRACTAL_NZ) == (layout == FRACTAL_NZ) or not packable(weight):
+                    continue
+                weight.data = self._torch_npu.npu_format_cast(weight.data, layout)
+                changed += 1
+                if (self._format(weight) == FRACTAL_NZ) != (layout == FRACTAL_NZ):
+                    raise UnsupportedError(
+                        f"a weight {list(weight.shape)} was to be cast to format {layout}, but torch_npu "
+                        f"{self._torch_npu.__version__} left it in {self._format(weight)}; set weight_layout to plain"
+                    )
+        return changed
+
+    def _format(self, tensor: torch.Tensor) -> int:
+        return int(self._torch_npu.get_npu_format(tensor))
+
+    @contextmanager
+    def _private_formats_allowed(self) -> Iterator[None]:
+        self._module.config.allow_internal_format = True
+        try:
+            yield
+        finally:
+            self._module.config.allow_internal_format = self._private_formats
+
+    def _preferred_layout(self) -> tuple[WeightLayout, str]:
+        mode = _vllm_ascend_nz_mode()
+        if mode is None:
+            return "plain", "nothing measured yet says that packed is faster"
+        return (
+            "packed" if mode == _PACKS_HALVES else "plain",
+            f"as vllm-ascend: its weight_nz_mode is {mode}, and {_PACKS_HALVES} packs half-precision weights",
+        )
 
     def _priority_range(self) -> tuple[int, int]:
         # torch_npu refuses to tell it; its streams are made normal (0) or high (-1).
@@ -67,11 +126,37 @@ class NpuBackend(AcceleratorBackend):
         facts = {
             "device_name": self._module.get_device_name(self.device.index),
             "device_family": family,
-            "torch_npu": self._version,
+            "torch_npu": str(self._torch_npu.__version__),
             "private_weight_layouts": self._private_formats,
+            "packed_matrices": self._packed,
         }
         mismatch = wheel_mismatch(family, _vllm_ascend_family())
         return facts if mismatch is None else {**facts, "vllm_ascend_mismatch": mismatch}
+
+
+def matrices(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of a module that it and its parts allow to be packed."""
+    for part in module.modules():
+        for name in getattr(part, "matrix_weights", ()):
+            yield getattr(part, name)
+
+
+def packable(weight: torch.Tensor) -> bool:
+    """Whether a weight may be in FRACTAL_NZ: a contiguous matrix of half precision in whole tiles.
+
+    Float32 is left out as vllm-ascend does, a side of 1 because the product refuses it. Other sizes would be padded.
+    """
+    halves = weight.dtype in (torch.float16, torch.bfloat16)
+    return halves and weight.dim() == 2 and weight.is_contiguous() and all(size % _TILE == 0 for size in weight.shape)
+
+
+def _vllm_ascend_nz_mode() -> int | None:
+    """What vllm-ascend was told with VLLM_ASCEND_ENABLE_NZ or weight_nz_mode; None where it does not run."""
+    module = sys.modules.get("vllm_ascend.ascend_config")
+    try:
+        return None if module is None else int(module.get_ascend_config().weight_nz_mode)
+    except RuntimeError:  # imported, but not set up
+        return None
 
 
 def device_family(soc_version: int) -> str:

@@ -60,6 +60,7 @@ class LocalEngine:
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, settings: Settings) -> None:
         self.config, self.backend, self.dtype, self.settings = checkpoint.config, backend, dtype, settings
+        backend.choose_weight_layout(settings.weight_layout)
         device = backend.device
         attention = attention_ops.create(settings.attention_op, backend)
         self.attention_name = attention.name

@@ -60,9 +60,8 @@ class CodePredictor(nn.Module):
             DecoderLayer(stack, attention, device=device, dtype=dtype) for _ in range(stack.num_layers)
         )
         self.norm = RMSNorm(stack.hidden_size, stack.rms_norm_eps, device=device, dtype=dtype)
-        self.heads = nn.Parameter(
-            torch.empty(NUM_CODEBOOKS - 1, CODEBOOK_SIZE, stack.hidden_size, device=device, dtype=dtype),
-            requires_grad=False,
+        self.heads = nn.ModuleList(
+            Linear(stack.hidden_size, CODEBOOK_SIZE, device=device, dtype=dtype) for _ in range(NUM_CODEBOOKS - 1)
         )
         cos, sin = rotary_table(CACHE_SLOTS, stack.head_dim, stack.rope_theta, device=device, dtype=dtype)
         self.register_buffer("cos", cos, persistent=False)
@@ -106,7 +105,8 @@ class CodePredictor(nn.Module):
 
     def logits(self, x: Tensor, group: int) -> Tensor:
         """Logits ``[B, 2048] float32`` of codebook ``group`` (1..15) from the last row of the output ``[B, S, C]``."""
-        return nn.functional.linear(self.norm(x[:, -1]), self.heads[group - 1]).float()
+        logits: Tensor = self.heads[group - 1](self.norm(x[:, -1]))
+        return logits.float()
 
     def _run(self, rows: Tensor, start: int, caches: list[LayerCache]) -> Tensor:
         """Push talker-wide rows ``[B, S, H]`` at positions ``start ..`` through projection and layers."""
@@ -121,14 +121,15 @@ class CodePredictor(nn.Module):
     def _weights(self) -> PredictorWeights:
         """What a fast form is built over; the tables are projected here, with the plain form's arithmetic."""
         projection, config = self.projection, self._stack
-        tables = self.heads.new_empty(NUM_CODEBOOKS, CODEBOOK_SIZE, config.hidden_size)
+        heads = torch.stack([*self.heads.parameters()])
+        tables = heads.new_empty(NUM_CODEBOOKS, CODEBOOK_SIZE, config.hidden_size)
         for codebook, table in enumerate(tables):
             rows = self._embedder[0].codebook(codebook)[:CODEBOOK_SIZE]
             table.copy_(rows if projection is None else projection(rows))
         return PredictorWeights(
             layers=[_layer_weights(layer) for layer in self.layers],
             norm=self.norm.weight,
-            heads=self.heads,
+            heads=heads,
             tables=tables,
             projection=None if projection is None else projection.weight,
             projection_bias=None if projection is None else projection.bias,

@@ -6,6 +6,8 @@ back before the norm's weight. Knows no checkpoint names, no device and no engin
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,8 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     """``y = x · Wᵀ (+ b)`` with the weight stored ``[out, in]``; parameters are left uninitialised for the loader."""
 
+    matrix_weights: ClassVar[tuple[str, ...]] = ("weight",)  # see Backend.prepare_weights
+
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool = False, device: torch.device, dtype: torch.dtype
     ) -> None:
@@ -41,8 +45,9 @@ class Linear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., in]`` to ``[..., out]``."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        """Map ``[..., in]`` to ``[..., out]``; by a product of matrices, which is all a packed weight is good for."""
+        rows = nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
 def rotary_table(

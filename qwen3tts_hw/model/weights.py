@@ -7,6 +7,7 @@ another shape is an error that names it: a model that starts has every weight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ def predictor_targets(predictor: CodePredictor) -> Targets:
     if predictor.projection is not None:
         targets.update(_linear(f"{_PREDICTOR}small_to_mtp_projection.", predictor.projection))
     for group in range(1, NUM_CODEBOOKS):
-        targets[f"{_PREDICTOR}lm_head.{group - 1}.weight"] = predictor.heads[group - 1]
+        targets.update(_linear(f"{_PREDICTOR}lm_head.{group - 1}.", cast(Linear, predictor.heads[group - 1])))
     return targets
 
 

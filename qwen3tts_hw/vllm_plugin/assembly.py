@@ -52,6 +52,7 @@ def build_parts(vllm_config: Any) -> SpeechParts:
     device = torch.device(vllm_config.device_config.device)
     backend = backends.resolve(device.type)
     backend.prepare_process()
+    backend.choose_weight_layout(settings.weight_layout)
     dtype = vllm_config.model_config.dtype
     attention = attention_ops.create(settings.attention_op, backend)
     codes = CodeEmbedder(config, device=device, dtype=dtype)

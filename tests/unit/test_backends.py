@@ -98,6 +98,15 @@ def test_capabilities_cannot_be_changed():
         capabilities.graphs = True  # type: ignore[misc]
 
 
+def test_a_device_without_a_layout_of_its_own_refuses_to_pack_weights():
+    backend = backends.resolve("cpu")
+    assert backend.choose_weight_layout() == ("plain", "the device has no other")
+    assert backend.choose_weight_layout("plain") == ("plain", "as asked for")
+    with pytest.raises(UnsupportedError, match="the cpu backend has no layout of its own; set weight_layout to auto"):
+        backend.choose_weight_layout("packed")
+    assert backend.describe()["weight_layout"] == "plain"
+
+
 def test_cpu_computes_in_float32_and_has_no_graphs():
     backend = backends.resolve("cpu")
     assert backend.default_dtype == torch.float32

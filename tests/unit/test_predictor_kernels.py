@@ -106,7 +106,7 @@ def layers_output(fast, rows):
 
 def inputs(model, count, seed=0):
     """Talker states of the usual size, codes and keys."""
-    rng, device = torch.Generator().manual_seed(seed), model.heads.device
+    rng, device = torch.Generator().manual_seed(seed), model.cos.device
     hidden = torch.randn(count, model.config.talker.hidden_size, generator=rng)
     code0 = torch.randint(0, CODEBOOK_SIZE, (count,), generator=rng)
     key = frame_key(*torch.randint(0, 2**31 - 1, (3, count), generator=rng).to(torch.int32))
@@ -151,7 +151,7 @@ def test_layers_and_head_equal_the_plain_ones(predictor, monkeypatch, few, some)
 @needs_kernels
 @pytest.mark.parametrize("shape", ["peaked", "flat", "tied", "barred"])
 def test_choices_equal_the_plain_samplers(predictor, shape):
-    fast, device, count = predictor.built, predictor.heads.device, len(SAMPLING)
+    fast, device, count = predictor.built, predictor.cos.device, len(SAMPLING)
     rng = torch.Generator().manual_seed(3)
     logits = torch.randn(count, CODEBOOK_SIZE, generator=rng) * (4.0 if shape == "peaked" else 0.1)
     if shape == "tied":
@@ -197,7 +197,7 @@ def admitted_table(device, parameters, frames):
 
 @needs_kernels
 def test_frame_steps_equal_the_plain_ones(predictor, monkeypatch):
-    device, count, config = predictor.heads.device, 4, predictor.config
+    device, count, config = predictor.cos.device, 4, predictor.config
     tables = [admitted_table(device, SAMPLING[:count], 2) for _ in range(2)]
     steps = [FrameStep(config, table, predictor) for table in tables]
     books = torch.arange(NUM_CODEBOOKS - 1, device=device)

@@ -25,7 +25,12 @@ from tests.ascend.light.device import backend  # noqa: E402
 
 PACKAGE = Path(qwen3tts_hw.__file__).parent
 FILES = ("backends/npu.py", "backends/base.py", "graph_wrappers/npu.py")
-ROOTS = {"self._npu": torch_npu.npu, "self._module": torch_npu.npu, "torch_npu": torch_npu}
+ROOTS = {
+    "self._npu": torch_npu.npu,
+    "self._module": torch_npu.npu,
+    "self._torch_npu": torch_npu,
+    "torch_npu": torch_npu,
+}
 KERNELS = ("npu_fusion_attention", "npu_fusion_attention_v3", "npu_fused_infer_attention_score")
 
 
@@ -93,6 +98,15 @@ def test_python_calls_bind_to_the_real_signature(root, path, node):
     target = ROOTS[root]
     for part in path.split("."):
         target = getattr(target, part)
+    schema = schemas().get(f"npu::{path}")
+    if schema is not None:
+        positional = [argument for argument in schema.arguments if not argument.kwarg_only]
+        given = [argument.name for argument in positional[: len(node.args)]] + [one.arg for one in node.keywords]
+        assert len(node.args) <= len(positional)
+        assert len(set(given)) == len(given)
+        assert set(given) <= {argument.name for argument in schema.arguments}
+        assert {argument.name for argument in schema.arguments if not argument.has_default_value()} <= set(given)
+        return
     try:
         signature = inspect.signature(target)
     except ValueError:

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <set>
 
-#include "arguments.h"
+#include "packed.h"
 
 namespace {
 
@@ -28,6 +28,7 @@ class Call {
     const Mode mode = emulator::mode_of(stream);
     check_arguments(name_, rule, in_, mode);
     emulator::count((mode == Mode::kCapture ? "captured " : mode == Mode::kUpdate ? "updated " : "eager ") + name_);
+    find_packed();
     if (rule.waits_for_device) wait_for_stream(name_, mode);
     recorded_ = !rule.waits_for_device && emulator::defers(stream);
     for (const IValue& value : in_) arguments_.push_back(to_host(value, pairs_, host_view));
@@ -37,10 +38,22 @@ class Call {
   }
 
  private:
+  // Matrices in FRACTAL_NZ are read when the call runs; nothing else may be done with them.
+  void find_packed() {
+    for (size_t i = 0; i < in_.size(); ++i) {
+      for_each_tensor(in_[i], [&](const Tensor& tensor) {
+        if (!tensor.defined() || !is_packed(tensor)) return;
+        check_packed_argument(name_, i, in_);
+        packed_.emplace_back(i, PackedMatrix(name_, tensor));
+      });
+    }
+  }
+
   // Run on the device's memory, now.
   Stack execute() {
     find_empty_results();
     Stack stack(arguments_.begin(), arguments_.end());
+    for (const auto& [position, matrix] : packed_) stack[position] = matrix.read();
     op_.callBoxed(stack);
     for (size_t position : empty_results_) {
       const Tensor host = arguments_[position].toTensor();
@@ -133,9 +146,10 @@ class Call {
   }
 
   void submit(void* stream) {
-    auto run = [op = op_, name = name_, arguments = arguments_, targets = targets_] {
+    auto run = [op = op_, name = name_, arguments = arguments_, targets = targets_, packed = packed_] {
       c10::InferenceMode inference(true);
       Stack stack(arguments.begin(), arguments.end());
+      for (const auto& [position, matrix] : packed) stack[position] = matrix.read();
       try {
         op.callBoxed(stack);
         size_t position = 0;
@@ -162,6 +176,7 @@ class Call {
   std::vector<IValue> arguments_;  // the same on the host
   std::vector<Pair> pairs_, stand_ins_;
   std::vector<size_t> empty_results_;
+  std::vector<std::pair<size_t, PackedMatrix>> packed_;
   std::vector<Tensor> targets_;
   bool recorded_ = false;
 };
@@ -192,8 +207,10 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
     emulator::count(to_host ? "copies_device_to_host" : "copies_host_to_device");
     if (waits) wait_for_stream(std::string(name) + (host.is_pinned() ? "" : " (pageable memory)"), mode);
   }
+  TORCH_CHECK(!is_packed(self) && (to_host || !is_packed(source)), "[ascend emulator] ", name,
+              ": a tensor in FRACTAL_NZ can only be copied to the host; npu_format_cast it to ND first");
   const Tensor target = to_host ? self : host_view(self);
-  const Tensor value = from_host ? source : host_view(source);
+  const Tensor value = from_host ? source : is_packed(source) ? PackedMatrix(name, source).read() : host_view(source);
   if (waits || !emulator::defers(stream)) {
     target.copy_(value);
   } else {
@@ -209,6 +226,7 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
 at::Scalar read_scalar(const Tensor& self) {
   wait_for_stream("aten::_local_scalar_dense", emulator::mode_of(current_stream()));
   emulator::count("eager aten::_local_scalar_dense");
+  TORCH_CHECK(!is_packed(self), "[ascend emulator] aten::_local_scalar_dense of a tensor in FRACTAL_NZ");
   return host_view(self).item();
 }
 
@@ -229,7 +247,6 @@ void poison(const Tensor& t) {
 
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
              std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat>) {
-  constexpr int64_t kPlainFormat = 2;
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("npu::empty_with_format", "");
   Stack stack{size, dtype, layout, device, pin_memory, kPlainFormat};
   while (stack.size() < op.schema().arguments().size()) {
@@ -257,11 +274,11 @@ const std::set<std::string> kKept = {
     "aten::resize_", "aten::set_.source_Storage",
     "aten::set_.source_Storage_storage_offset", "aten::set_", "aten::set_.source_Tensor", "aten::alias",
     "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::is_set_to", "aten::unfold",
-    "aten::_has_compatible_shallow_copy_type", "npu::get_npu_format", "npu::npu_format_cast", "npu::npu_format_cast_",
-    "npu::_npu_format_cast", "npu::copy_memory_", "npu::get_storage_size", "npu::unsafe_empty_with_format",
-    "npu::empty_with_format", "npu::empty_with_swapped_memory", "npu::npu_prefetch",
+    "aten::_has_compatible_shallow_copy_type", "npu::get_npu_format", "npu::copy_memory_",
+    "npu::get_storage_size", "npu::unsafe_empty_with_format", "npu::empty_with_format", "npu::empty_with_swapped_memory", "npu::npu_prefetch",
     // and these have a kernel of their own here
-    "aten::copy_", "aten::_local_scalar_dense", "aten::_to_copy", "aten::empty.memory_format", "aten::empty_strided"};
+    "aten::copy_", "aten::_local_scalar_dense", "aten::_to_copy", "aten::empty.memory_format", "aten::empty_strided",
+    "npu::npu_format_cast"};
 
 bool is_composite(const OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
@@ -303,6 +320,7 @@ EXPORT long ascend_emulator_install() {
     library("aten").impl("_to_copy", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(to_copy)));
     library("aten").impl("empty.memory_format", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(empty)));
     library("aten").impl("empty_strided", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(empty_strided)));
+    library("npu").impl("npu_format_cast", torch::dispatch(c10::DispatchKey::PrivateUse1, TORCH_FN(format_cast)));
   }
   long replaced = 0;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {

@@ -25,6 +25,7 @@ from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
 from qwen3tts_hw.errors import GenerationError, RequestError, UnsupportedError
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
+from qwen3tts_hw.model.sampling_check import check_hash
 from qwen3tts_hw.model.talker import Talker
 from qwen3tts_hw.model.weights import embedding_targets, load, predictor_targets, talker_targets
 from qwen3tts_hw.prompt.layout import build_layout
@@ -61,6 +62,7 @@ class LocalEngine:
     def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, settings: Settings) -> None:
         self.config, self.backend, self.dtype, self.settings = checkpoint.config, backend, dtype, settings
         backend.choose_weight_layout(settings.weight_layout)
+        check_hash(backend.device)
         device = backend.device
         attention = attention_ops.create(settings.attention_op, backend)
         self.attention_name = attention.name

@@ -41,14 +41,14 @@ class SamplingRows:
 
 def mix(x: Tensor) -> Tensor:
     """Hash int32 values bijectively."""
-    x = x ^ _upper_bits(x, 16)
+    x = x ^ upper_bits(x, 16)
     x = x * _MIX_A
-    x = x ^ _upper_bits(x, 15)
+    x = x ^ upper_bits(x, 15)
     x = x * _MIX_B
-    return x ^ _upper_bits(x, 16)
+    return x ^ upper_bits(x, 16)
 
 
-def _upper_bits(x: Tensor, drop: int) -> Tensor:
+def upper_bits(x: Tensor, drop: int) -> Tensor:
     """Shift int32 values right by ``drop`` bits, filling with zeros, without a shift operator.
 
     Some devices run shifts on a slow control processor and copy their operand from the host, which no graph can hold.
@@ -65,14 +65,15 @@ def frame_key(seed_low: Tensor, seed_high: Tensor, frame: Tensor) -> Tensor:
 
 
 def gumbel_noise(key: Tensor, codebook: int, candidates: Tensor) -> Tensor:
-    """Standard Gumbel noise ``[B, V] float32`` for one codebook; ``key [B] int32``, ``candidates [V] int32``.
-
-    Uniforms are odd multiples of 2**-24, so they are exact in float32 and never 0 or 1.
-    """
+    """Standard Gumbel noise ``[B, V] float32`` for one codebook; ``key [B] int32``, ``candidates [V] int32``."""
     row = mix(key + _signed(codebook * _CODEBOOK_STEP))
     bits = mix(row[:, None] + candidates[None, :] * _GOLDEN)
-    uniform = (_upper_bits(bits, 9).float() + 0.5) * (2.0**-23)
-    return -torch.log(-torch.log(uniform))
+    return -torch.log(-torch.log(uniform(bits)))
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Numbers between 0 and 1 from int32 bits: odd multiples of 2**-24, so exact in float32 and never 0 or 1."""
+    return (upper_bits(bits, 9).float() + 0.5) * (2.0**-23)
 
 
 def choose(logits: Tensor, rows: SamplingRows, key: Tensor, codebook: int, candidates: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
+from qwen3tts_hw.model.sampling_check import check_hash
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.vllm_plugin.choices import settings_of
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
@@ -53,6 +54,7 @@ def build_parts(vllm_config: Any) -> SpeechParts:
     backend = backends.resolve(device.type)
     backend.prepare_process()
     backend.choose_weight_layout(settings.weight_layout)
+    check_hash(device)
     dtype = vllm_config.model_config.dtype
     attention = attention_ops.create(settings.attention_op, backend)
     codes = CodeEmbedder(config, device=device, dtype=dtype)

@@ -14,12 +14,15 @@ import torch  # noqa: E402
 from qwen3tts_hw import graph_wrappers  # noqa: E402
 from qwen3tts_hw.engine.frame_step import frame_step_inputs  # noqa: E402
 from qwen3tts_hw.engine.state import Admission  # noqa: E402
+from qwen3tts_hw.errors import UnsupportedError  # noqa: E402
 from qwen3tts_hw.graph_wrappers import InputSpec  # noqa: E402
 from qwen3tts_hw.model.sampling import SamplingRows, frame_key, mix  # noqa: E402
+from qwen3tts_hw.model.sampling_check import check_hash  # noqa: E402
 from qwen3tts_hw.prompt.layout import PromptLayout  # noqa: E402
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec  # noqa: E402
 from tests.ascend.light.device import ROWS, Parts, counting, operators  # noqa: E402
 
+NPU = torch.device("npu", 0)
 BUCKETS = (1, 2, 4, 8)
 FRAMES, PROMPT = 5, 7
 BATCHES = [1, 3, 8]
@@ -161,6 +164,22 @@ def test_the_integer_hash_wraps_as_on_the_cpu(on_npu):
     used = set(operators(counts)) - {"copy host to device", "copy device to host"}
     assert not any("shift" in name for name in used), used
     assert not any(name.startswith("ai_cpu") for name in counts)
+
+
+def saturating_product(x, y):
+    """A product that does not wrap around."""
+    exact = torch.mul(x.cpu().to(torch.int64), y)
+    return exact.clamp(-(2**31), 2**31 - 1).to(x.device, x.dtype)
+
+
+def test_the_check_of_the_hash_at_load_is_one_read_and_finds_a_wrong_product(monkeypatch):
+    with counting() as counts:
+        check_hash(NPU)
+    assert counts["copies_device_to_host"] == counts["host_syncs"] - counts["copies_host_to_device"] == 1
+    assert not any(name.startswith("ai_cpu") for name in counts)
+    monkeypatch.setattr(torch.Tensor, "__mul__", saturating_product)
+    with pytest.raises(UnsupportedError, match=r"npu:0 computes .* the product with 0x7FEB352D of the int32 2 is"):
+        check_hash(NPU)
 
 
 @pytest.mark.parametrize("count", BATCHES)

@@ -47,6 +47,8 @@ class Settings:
     codec_rows: most streams in one captured codec step; more run in slices.
     first_chunk_frames: frames decoded and sent first; chunks double from there.
     chunk_frames: most frames per chunk.
+    kernels_dir: folder that compiled kernels are kept in from one start to the next; empty: TRITON_CACHE_DIR if it is
+        set, else qwen3tts_hw/kernels below XDG_CACHE_HOME or ~/.cache.
     max_streams: upper bound for concurrent requests (slots); vLLM's max_num_seqs is lowered to it.
     max_text_chars: longest text accepted, in characters.
     max_body_bytes: largest HTTP request body accepted, in bytes.
@@ -76,6 +78,7 @@ class Settings:
     codec_rows: int = 64
     first_chunk_frames: int = 1
     chunk_frames: int = 8
+    kernels_dir: str = ""
     max_streams: int = 128
     max_text_chars: int = 20_000
     max_body_bytes: int = 262_144
@@ -142,11 +145,24 @@ def voices_folder(settings: Settings, environment: Mapping[str, str] | None = No
     """Where registered voices are kept."""
     if settings.voices_dir:
         return os.path.expanduser(settings.voices_dir)  # noqa: PTH111 - a string is what is wanted
+    return f"{_home('XDG_DATA_HOME', '~/.local/share', environment)}/qwen3tts_hw/voices"
+
+
+def kernels_folder(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
+    """Where compiled kernels are kept."""
+    if settings.kernels_dir:
+        return os.path.expanduser(settings.kernels_dir)  # noqa: PTH111 - as above
     environment = os.environ if environment is None else environment
-    data = environment.get("XDG_DATA_HOME", "")
-    if not data.startswith("/"):  # the specification says to ignore relative paths
-        data = os.path.expanduser("~/.local/share")  # noqa: PTH111 - as above
-    return f"{data}/qwen3tts_hw/voices"
+    chosen = environment.get("TRITON_CACHE_DIR", "")
+    return chosen or f"{_home('XDG_CACHE_HOME', '~/.cache', environment)}/qwen3tts_hw/kernels"
+
+
+def _home(variable: str, default: str, environment: Mapping[str, str] | None) -> str:
+    """A user's base folder."""
+    folder = (os.environ if environment is None else environment).get(variable, "")
+    if not folder.startswith("/"):  # the specification says to ignore relative paths
+        folder = os.path.expanduser(default)  # noqa: PTH111 - as above
+    return folder
 
 
 def _convert(name: str, raw: Any, known: Mapping[str, str], source: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -150,6 +150,10 @@ class Backend(ABC):
     @abstractmethod
     def device_facts(self) -> dict[str, Any]:
         """Name of the device and versions of what drives it, as plain values."""
+
+    def keeping_kernels(self, folder: str) -> AbstractContextManager[None]:
+        """Keep kernels that the block compiles in ``folder`` for the next start; nothing where none are compiled."""
+        return nullcontext()
 
     def describe(self) -> dict[str, Any]:
         """The device and everything chosen by it, as plain values for logs, health reports and benchmark results."""

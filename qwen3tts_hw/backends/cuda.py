@@ -6,11 +6,13 @@ Float32 means float32 here: TF32 is switched off for the process, because the co
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities
+from qwen3tts_hw.backends.kernels import keeping
 from qwen3tts_hw.errors import UnsupportedError
 
 CODEC_FAST_MEMORY_BYTES = 200_000  # of a multiprocessor, for the codec kernels' tiles: Hopper and Blackwell servers
@@ -40,6 +42,9 @@ class CudaBackend(AcceleratorBackend):
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         _multiply_exactly_in_triton()
+
+    def keeping_kernels(self, folder: str) -> AbstractContextManager[None]:
+        return keeping(folder)
 
     def device_facts(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.device)

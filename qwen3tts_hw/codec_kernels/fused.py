@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from qwen3tts_hw.backends.kernels import launch
 from qwen3tts_hw.codec_kernels import triton_frames
 from qwen3tts_hw.codec_kernels.base import CodecWeights, StreamState
 from qwen3tts_hw.codec_kernels.launches import Result, Workspace, launch_conv, launch_keep
@@ -125,7 +126,8 @@ class FusedDecoder:
         """Codes to the transformer's rows."""
         table, pre_conv = self._weights.table, self._packed.pre_conv
         words = self._workspace.words(call.words, call.rows, pre_conv)
-        triton_frames.look_up[(call.rows,)](
+        launch(
+            triton_frames.look_up, (call.rows,),
             codes, table, words, call.frames, CODEBOOKS=NUM_CODEBOOKS, ENTRIES=CODEBOOK_SIZE, WIDTH=table.shape[1],
             C=pre_conv.channels, TERMS=words.shape[1], BLOCK=triton.next_power_of_2(pre_conv.channels),
         )  # fmt: skip
@@ -142,7 +144,8 @@ class FusedDecoder:
         self._norm(raw, layer.attention_norm, space.words(0, rows, layer.qkv))
         launch_conv(layer.qkv, space.words(0, rows, layer.qkv), call.length, Result(raw=packed), slots=call.slots)
         half = weights.head_dim // 2
-        triton_frames.attend[(len(call.slots), weights.num_heads)](
+        launch(
+            triton_frames.attend, (len(call.slots), weights.num_heads),
             packed, self._rates, call.next_table(), call.slots, call.state.frames, mixed, call.frames,
             weights.head_dim**-0.5, HEADS=weights.num_heads, HALF=half, STRIDE=packed.shape[1],
             C=layer.out.channels, WINDOW=weights.window, RING=self._ring, TERMS=mixed.shape[1],
@@ -156,9 +159,11 @@ class FusedDecoder:
             layer.gate_up, space.words(0, rows, layer.gate_up), call.length, Result(raw=packed), slots=call.slots
         )
         width, block = weights.layers[0].down.shape[1], 1_024
-        triton_frames.gate[(rows, triton.cdiv(layer.down.channels, block))](
-            packed, gated, WIDTH=width, C=layer.down.channels, STRIDE=packed.shape[1], TERMS=gated.shape[1], BLOCK=block
-        )
+        launch(
+            triton_frames.gate, (rows, triton.cdiv(layer.down.channels, block)),
+            packed, gated,
+            WIDTH=width, C=layer.down.channels, STRIDE=packed.shape[1], TERMS=gated.shape[1], BLOCK=block,
+        )  # fmt: skip
         launch_conv(layer.down, gated, call.length, Result(raw=raw, add=True), slots=call.slots)
 
     def _close_transformer(self, call: _Call) -> None:
@@ -184,7 +189,8 @@ class FusedDecoder:
         rows, past = call.rows, call.next_table()
         raw = space.raw(rows, block.upsample.width)
         normed, opened = space.words(0, rows, block.expand), space.words(1, rows, block.contract)
-        triton_frames.depthwise[(rows,)](
+        launch(
+            triton_frames.depthwise, (rows,),
             raw, past, call.slots, block.depthwise, block.depthwise_bias, block.norm, block.norm_bias, normed,
             call.length, self._weights.norm_eps, WIDTH=len(block.norm), C=raw.shape[1], TAPS=len(block.depthwise),
             TERMS=normed.shape[1], BLOCK=triton.next_power_of_2(raw.shape[1]),
@@ -235,7 +241,8 @@ class FusedDecoder:
         launch_conv(packed.exit, x, call.length, Result(raw=products), slots=call.slots)
         samples = torch.empty(len(call.slots), call.length, device=self._device)
         block = 256
-        add_taps[(triton.cdiv(rows, block),)](
+        launch(
+            add_taps, (triton.cdiv(rows, block),),
             products, past, call.slots, packed.exit_bias, samples, rows, call.length,
             COLUMNS=EXIT_COLUMNS, TAPS=packed.exit_taps, BLOCK=block,
         )  # fmt: skip
@@ -243,7 +250,8 @@ class FusedDecoder:
         return samples.clamp_(-1.0, 1.0)
 
     def _norm(self, raw: Tensor, weight: Tensor, words: Tensor) -> None:
-        triton_frames.rms_norm[(len(raw),)](
+        launch(
+            triton_frames.rms_norm, (len(raw),),
             raw, weight, words, self._weights.rms_eps, WIDTH=len(weight), C=raw.shape[1], TERMS=words.shape[1],
             BLOCK=triton.next_power_of_2(raw.shape[1]),
         )  # fmt: skip

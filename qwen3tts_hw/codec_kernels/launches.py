@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from qwen3tts_hw.backends.kernels import launch
 from qwen3tts_hw.codec_kernels.packing import PackedConv
 from qwen3tts_hw.codec_kernels.triton_conv import conv, keep
 
@@ -82,7 +83,8 @@ def launch_conv(
     words = to.words if to.words is not None else x
     raw = to.raw if to.raw is not None else packed.bias
     frequency, magnitude = to.snake or (packed.bias, packed.bias)
-    conv[(packed.columns // (tile.columns + tile.tail), triton.cdiv(rows, tile.steps))](
+    launch(
+        conv, (packed.columns // (tile.columns + tile.tail), triton.cdiv(rows, tile.steps)),
         x, x if past is None else past, slots, packed.words, packed.scale, packed.bias, raw, raw, words, frequency,
         magnitude, rows, length, packed.dilation,
         C=packed.channels, WIDTH=columns // packed.phases, COLUMNS=columns, TAPS=packed.taps,
@@ -99,9 +101,10 @@ def launch_keep(x: Tensor, length: int, past: Tensor, slots: Tensor) -> None:
     history, row = past.shape[1], past[0, 0].numel()
     block_h = triton.next_power_of_2(history)
     block = max(32, min(triton.next_power_of_2(row), 4_096 // block_h))
-    keep[(len(slots), triton.cdiv(row, block))](
-        x, past, slots, length, HISTORY=history, ROW=row, BLOCK_H=block_h, BLOCK=block, num_warps=4
-    )
+    launch(
+        keep, (len(slots), triton.cdiv(row, block)),
+        x, past, slots, length, HISTORY=history, ROW=row, BLOCK_H=block_h, BLOCK=block, num_warps=4,
+    )  # fmt: skip
 
 
 class Workspace:

@@ -31,7 +31,7 @@ from qwen3tts_hw.model.weights import embedding_targets, load, predictor_targets
 from qwen3tts_hw.prompt.layout import build_layout
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
-from qwen3tts_hw.settings import Settings
+from qwen3tts_hw.settings import Settings, kernels_folder
 from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, ClonedVoice, EncodedVoice, FinishReason
 
 DECODED_FRAMES = 100  # per codec step of a whole request: 8 s of audio
@@ -83,7 +83,8 @@ class LocalEngine:
         wrap = graph_wrappers.create(settings.graphs, backend)
         inputs = frame_step_inputs(self.config, self._table, hidden_dtype=dtype, logits_dtype=torch.float32)
         self._frame = wrap(self._step, buckets=(1,), inputs=inputs, name="frame step")
-        self._frame.capture()
+        with backend.keeping_kernels(kernels_folder(settings)):
+            self._frame.capture()
 
     @classmethod
     def load(

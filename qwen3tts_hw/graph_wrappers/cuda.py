@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qwen3tts_hw.backends.kernels import compiling
+
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
@@ -33,6 +35,9 @@ class CudaGraphDriver:
     def recording(self, graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> AbstractContextManager[object]:
         # "thread_local": another thread that awaits an event or allocates must not break this capture.
         return torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+
+    def rehearsal(self) -> AbstractContextManager[bool]:
+        return compiling()
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
         graph.replay()

@@ -40,6 +40,9 @@ class GraphDriver(Protocol[GraphT, PoolT]):
     def recording(self, graph: GraphT, pool: PoolT) -> AbstractContextManager[object]:
         """Record the device work of the block into the graph; an error in the block leaves the device usable."""
 
+    def rehearsal(self) -> AbstractContextManager[bool]:
+        """Have the kernels that the block starts compiled rather than run; gives False where nothing needs it."""
+
     def replay(self, graph: GraphT) -> None:
         """Queue the recorded work on the current stream."""
 
@@ -101,6 +104,7 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
         try:
             pool = self._driver.new_pool()
             buffers = self._allocate(bucket)
+            self._rehearse(buffers)
             for bucket in reversed(self._buckets):
                 captured[bucket] = self._capture_bucket(tuple(buffer[:bucket] for buffer in buffers), pool)
         except RuntimeError as error:
@@ -144,6 +148,12 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
                 torch.full((rows, *spec.shape), spec.pad_value, dtype=spec.dtype, device=self._device)
                 for spec in self._inputs
             )
+
+    def _rehearse(self, buffers: tuple[torch.Tensor, ...]) -> None:
+        """Make all buckets' kernels at once, which takes minutes if each is made when it is first needed."""
+        with self._driver.rehearsal() as useful:
+            for bucket in reversed(self._buckets) if useful else ():
+                run_rows(self._function, self._name, tuple(buffer[:bucket] for buffer in buffers))
 
     def _capture_bucket(self, inputs: tuple[torch.Tensor, ...], pool: PoolT) -> _Captured[GraphT]:
         for _ in range(_WARM_UP_RUNS):

@@ -10,7 +10,7 @@ intermediate results keep their memory. Slower than eager.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,9 @@ class RecordingDriver:
                 yield
         finally:
             self._capturing = False
+
+    def rehearsal(self) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def replay(self, graph: Recording) -> None:
         with torch.inference_mode():

@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from qwen3tts_hw.backends.kernels import launch
 from qwen3tts_hw.errors import UnsupportedError
 from qwen3tts_hw.predictor_kernels.base import BegunFrame, LayerWeights, PredictorWeights, SlotTensors
 from qwen3tts_hw.predictor_kernels.triton_attention import attend
@@ -114,7 +115,8 @@ class FusedPredictor:
         choice, top_k = torch.empty(2, batch, dtype=torch.int64, device=device)
         temperature, top_p = torch.empty(2, batch, dtype=torch.float32, device=device)
         key = torch.empty(batch, dtype=torch.int32, device=device)
-        begin_frame[(batch,)](
+        launch(
+            begin_frame, (batch,),
             logits, slots, table.frontier, table.prompt_rows, table.seen.view(torch.uint8), table.floats,
             table.integers, choice, key, temperature, top_k, top_p, end_token, logits.stride(0),
             WIDTH=CODEBOOK_SIZE, BLOCK=2 * CODEBOOK_SIZE, MIN_FRAMES=MIN_FRAMES, EXACT=self.exact,
@@ -126,7 +128,8 @@ class FusedPredictor:
         self, table: SlotTensors, begun: BegunFrame, residual: Tensor, slots: Tensor, positions: Tensor, end_token: int
     ) -> Tensor:
         tokens = torch.empty_like(begun.choice)
-        finish_frame[(len(tokens),)](
+        launch(
+            finish_frame, (len(tokens),),
             begun.choice, residual, slots, positions, table.codes, table.frontier, table.prompt_rows, table.max_frames,
             table.ended.view(torch.uint8), table.seen.view(torch.uint8), tokens, end_token, table.codes.shape[1],
             WIDTH=CODEBOOK_SIZE, CODEBOOKS=NUM_CODEBOOKS, EARLY=self._early, num_warps=1, **self._launch,
@@ -136,7 +139,8 @@ class FusedPredictor:
     def _open(self, hidden: Tensor, code0: Tensor, batch: int) -> None:
         """Write the first two rows of every sequence: the talker's state, and code 0's embedding."""
         hidden = self._project(hidden)
-        open_rows[(batch,)](
+        launch(
+            open_rows, (batch,),
             hidden, code0, self._weights.tables, self._x, self._squares, batch,
             WIDTH=CODEBOOK_SIZE, C=self.width, BLOCK_C=triton.next_power_of_2(self.width), EARLY=self._early,
             **self._launch,
@@ -171,22 +175,25 @@ class FusedPredictor:
             torch.mm(attended, layer.out.t(), out=added)
             self._add_and_norm(slice(0, rows), layer.mlp_norm, add=True)
             torch.mm(normed, layer.gate_up.t(), out=wide)
-            gate_rows[(rows, triton.cdiv(self.inner, GATE_BLOCK))](
-                wide, gated, N=self.inner, BLOCK_N=GATE_BLOCK, EARLY=self._early, **self._launch
-            )
+            launch(
+                gate_rows, (rows, triton.cdiv(self.inner, GATE_BLOCK)),
+                wide, gated, N=self.inner, BLOCK_N=GATE_BLOCK, EARLY=self._early, **self._launch,
+            )  # fmt: skip
             torch.mm(gated, layer.down.t(), out=added)
 
     def _add_and_norm(self, rows: slice, norm: Tensor, *, add: bool) -> None:
         """Add what the last product made to some rows of the buffer, and normalise them."""
         x, added, normed = self._x[rows], self._added[rows], self._normed[rows]
-        add_and_norm[(len(x),)](
+        launch(
+            add_and_norm, (len(x),),
             x, added, norm, normed, self._weights.eps, C=self.width, BLOCK_C=triton.next_power_of_2(self.width),
             ADD=add, EARLY=self._early, **self._launch,
         )  # fmt: skip
 
     def _attend(self, layer: LayerWeights, cache: Tensor, batch: int, new: int, start: int) -> None:
         weights = self._weights
-        attend[(batch, weights.num_kv_heads)](
+        launch(
+            attend, (batch, weights.num_kv_heads),
             self._packed, layer.query_norm, layer.key_norm, weights.cos, weights.sin, cache[0], cache[1],
             self._attended, batch, start, weights.eps, self.head_dim**-0.5,
             HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HALF=self.head_dim // 2, SLOTS=KEYS, KEYS=KEYS,
@@ -194,7 +201,8 @@ class FusedPredictor:
         )  # fmt: skip
 
     def _choose(self, begun: BegunFrame, codes: Tensor, step: int) -> None:
-        choose_residual[(codes.shape[0],)](
+        launch(
+            choose_residual, (codes.shape[0],),
             self._logits, begun.temperature, begun.top_k, begun.top_p, begun.key, self._weights.tables, self._x,
             self._squares, codes, step,
             WIDTH=CODEBOOK_SIZE, C=self.width, BLOCK_C=triton.next_power_of_2(self.width), STEPS=STEPS,
@@ -246,7 +254,8 @@ class FusedPredictor:
         columns = triton.next_power_of_2(inputs)
         slab = FEW_SLAB * 2 // tensors[0].dtype.itemsize
         block = max(2, min(32, slab // columns))
-        kernel[(triton.cdiv(outputs, block),)](
+        launch(
+            kernel, (triton.cdiv(outputs, block),),
             *tensors, self._weights.eps, K=inputs, N=outputs, BLOCK_K=columns, BLOCK_N=block, ROWS=len(tensors[0]),
             num_warps=FEW_WARPS, EARLY=self._early, **modes, **self._launch,
         )  # fmt: skip
@@ -257,7 +266,8 @@ class FusedPredictor:
         outputs, inputs = shape
         chunk = max(16 * SOME_WARPS, min(SOME_CHUNK, triton.next_power_of_2(inputs)))
         rows = len(tensors[0])
-        kernel[(triton.cdiv(outputs, block),)](
+        launch(
+            kernel, (triton.cdiv(outputs, block),),
             *tensors, self._weights.eps, rows,
             K=inputs, N=outputs, BLOCK_R=max(8, triton.next_power_of_2(rows)), BLOCK_N=block,
             PIECES=SOME_WARPS, DEPTH=chunk // SOME_WARPS, num_warps=SOME_WARPS, EARLY=self._early, **modes,

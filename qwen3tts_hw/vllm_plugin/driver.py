@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3tts_hw.backends import Backend
 from qwen3tts_hw.engine.copies import to_device
 from qwen3tts_hw.engine.speech_engine import StepRows
 from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.prompt.request import check_cloning
+from qwen3tts_hw.settings import kernels_folder
 from qwen3tts_hw.vllm_plugin.assembly import build_engine
 from qwen3tts_hw.vllm_plugin.payload import pack_encoding, unpack
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
@@ -31,6 +34,7 @@ class SpeechDriver:
         self._model = model
         self._outbox = AudioOutbox()
         self.engine = build_engine(model.parts, model.table, self._outbox)
+        self._kernels_folder = kernels_folder(model.parts.settings)  # now: vLLM changes the environment later
         self._rows: StepRows | None = None
         self.runner = ""
         self.preempted = 0
@@ -40,6 +44,11 @@ class SpeechDriver:
         """Capture the frame step and the codec's steps; call once, before the first request."""
         self.engine.frame.capture()
         self.engine.pump.capture()
+
+    def keeping_kernels(self) -> AbstractContextManager[None]:
+        """Keep kernels that the block compiles, the platform's among them, where the next start finds them."""
+        backend: Backend = self._model.parts.backend
+        return backend.keeping_kernels(self._kernels_folder)
 
     def close(self) -> None:
         """Send what is queued and close the audio path."""
@@ -112,6 +121,7 @@ class SpeechDriver:
             "codec": parts.codec.form,
             "codec_step": self.engine.pump.mode,
             "codec_dtype": parts.settings.codec_dtype,
+            "kernels_folder": self._kernels_folder,
         }
 
     def stats(self) -> dict[str, Any]:

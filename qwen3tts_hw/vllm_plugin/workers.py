@@ -7,6 +7,7 @@ Worker classes are made on demand (module ``__getattr__``): importing this modul
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 from qwen3tts_hw.vllm_plugin.driver import SpeechDriver
@@ -35,9 +36,10 @@ class SpeechWorkerMixin:
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         """Capture the frame step, then let the platform compile, capture and warm up with it."""
-        if self._speech is not None:
-            self._speech.capture()
-        return super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
+        with nullcontext() if self._speech is None else self._speech.keeping_kernels():
+            if self._speech is not None:
+                self._speech.capture()
+            return super().compile_or_warm_up_model(*args, **kwargs)  # type: ignore[misc]  # as above
 
     def qwen3tts_facts(self) -> str:
         """The chosen code paths of this worker as JSON, for ``/health``."""

@@ -11,13 +11,21 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3tts_hw.errors import Qwen3TTSError, RequestError, UnsupportedError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from qwen3tts_hw.backends import Backend
+    from qwen3tts_hw.checkpoint.reader import Checkpoint
     from qwen3tts_hw.engine.local import LocalEngine
+    from qwen3tts_hw.prompt.request import SpeechRequest
+    from qwen3tts_hw.settings import Settings
     from qwen3tts_hw.types import ClonedVoice
     from qwen3tts_hw.voice.registry import VoiceRegistry
 
@@ -102,8 +110,8 @@ def _synthesize(options: argparse.Namespace) -> int:
     import numpy as np
 
     from qwen3tts_hw.audio_file import write_wav
+    from qwen3tts_hw.checkpoint.reader import open_checkpoint
     from qwen3tts_hw.engine.local import LocalEngine
-    from qwen3tts_hw.prompt.request import build_request
     from qwen3tts_hw.settings import Settings
     from qwen3tts_hw.types import FRAMES_PER_SECOND
 
@@ -112,24 +120,13 @@ def _synthesize(options: argparse.Namespace) -> int:
     for option, path in (("--out", options.out), ("--codes", options.codes)):
         if path is not None:
             _check_writable(option, path)
-    overrides = {} if options.voices_dir is None else {"voices_dir": options.voices_dir}
-    settings = Settings.resolve(overrides)
+    settings = Settings.resolve({} if options.voices_dir is None else {"voices_dir": options.voices_dir})
+    checkpoint = open_checkpoint(options.model)
+    voice = _chosen_voice(options, checkpoint, settings)
+    request = _request(options, checkpoint, settings, voice)  # before the weights are read, which can take minutes
     engine = LocalEngine.load(options.model, device=options.device, dtype=options.dtype, settings=settings)
-    request = build_request(
-        engine.config,
-        settings,
-        text=options.text,
-        voice=_chosen_voice(options, engine),
-        language=options.language,
-        instruct=options.instruct,
-        text_mode=options.text_mode,
-        temperature=0.0 if options.greedy else options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-        max_new_tokens=options.max_frames,
-    )
+    if isinstance(voice, _Recording):
+        request = replace(request, voice=voice.encode(engine))
     start = time.perf_counter()
     with _Bar("frames") as bar:
         result = engine.synthesize(request, progress=bar)
@@ -147,24 +144,87 @@ def _synthesize(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen_voice(options: argparse.Namespace, engine: LocalEngine) -> str | ClonedVoice | None:
-    """The voice that the options ask for: a preset's name, a saved or a freshly cloned voice."""
+@dataclass(frozen=True)
+class _Recording:
+    """Reference audio on its way to a voice: decoded, cleaned up, its text checked."""
+
+    samples: NDArray[np.float32]
+    text: str  # empty: the sound of the voice alone
+    registry: VoiceRegistry
+    save_as: str | None
+
+    def stand_in(self, width: int) -> ClonedVoice:
+        """A voice of the same sizes, to check a request with before anything can be encoded."""
+        from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, ClonedVoice
+
+        frames = -(-len(self.samples) // SAMPLES_PER_FRAME) if self.text else 0
+        return ClonedVoice(bytes(4 * width), self.text, bytes(2 * NUM_CODEBOOKS * frames))
+
+    def encode(self, engine: LocalEngine) -> ClonedVoice:
+        """Have the voice encoded, and save it if that was asked for."""
+        from qwen3tts_hw.types import ClonedVoice
+
+        encoded = engine.encode_voice(self.samples, with_codes=bool(self.text))
+        if self.save_as is not None:
+            record = self.registry.add(
+                self.save_as, encoded, consent=True, reference_text=self.text, samples=self.samples
+            )
+            sys.stderr.write(f"voice {record.name} saved in {self.registry.folder}\n")
+        return ClonedVoice(encoded.embedding, self.text, encoded.codes if self.text else b"")
+
+
+def _request(
+    options: argparse.Namespace,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    voice: str | ClonedVoice | _Recording | None,
+) -> SpeechRequest:
+    """The options as a request that the checkpoint can serve; raises RequestError. Reads no weights."""
+    from qwen3tts_hw.prompt.layout import build_layout, frames_left
+    from qwen3tts_hw.prompt.request import build_request
+    from qwen3tts_hw.prompt.tokenizer import TextTokenizer
+
+    config = checkpoint.config
+    request = build_request(
+        config,
+        settings,
+        text=options.text,
+        voice=voice.stand_in(config.talker.hidden_size) if isinstance(voice, _Recording) else voice,
+        language=options.language,
+        instruct=options.instruct,
+        text_mode=options.text_mode,
+        temperature=0.0 if options.greedy else options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        max_new_tokens=options.max_frames,
+    )
+    layout = build_layout(config, TextTokenizer.from_directory(checkpoint.directory), request)
+    frames_left(layout, config.max_positions)
+    return request
+
+
+def _chosen_voice(
+    options: argparse.Namespace, checkpoint: Checkpoint, settings: Settings
+) -> str | ClonedVoice | _Recording | None:
+    """The voice that the options ask for: a preset's name, a saved voice, or a recording to clone."""
     from qwen3tts_hw.prompt.request import check_cloning
     from qwen3tts_hw.types import ClonedVoice
     from qwen3tts_hw.voice.registry import VoiceRegistry
 
-    config, name = engine.config, options.voice
+    config, name = checkpoint.config, options.voice
     for option in ("ref_audio", "ref_text", "x_vector_only", "save_voice"):
         if getattr(options, option):
             check_cloning(config, f"--{option.replace('_', '-')}")
     if config.variant != "base":
         return str(name) if name is not None else None
-    width, fingerprint = config.talker.hidden_size, engine.voice_fingerprint
-    registry = VoiceRegistry.from_settings(engine.settings, width=width, fingerprint=fingerprint)
+    width, fingerprint = config.talker.hidden_size, checkpoint.voice_fingerprint()
+    registry = VoiceRegistry.from_settings(settings, width=width, fingerprint=fingerprint)
     if options.ref_audio is not None:
         if name is not None:
             raise RequestError("--voice", "--voice and --ref-audio contradict each other")
-        return _heard_voice(options, engine, registry)
+        return _recording(options, settings, registry)
     if options.ref_text is not None or options.save_voice is not None:
         raise RequestError("--ref-audio", "--ref-text and --save-voice need a recording; give --ref-audio")
     if name is None:
@@ -173,16 +233,13 @@ def _chosen_voice(options: argparse.Namespace, engine: LocalEngine) -> str | Clo
     return ClonedVoice(voice.embedding) if options.x_vector_only else voice
 
 
-def _heard_voice(options: argparse.Namespace, engine: LocalEngine, registry: VoiceRegistry) -> ClonedVoice:
-    """Clone the voice of a recording, and save it if that was asked for."""
+def _recording(options: argparse.Namespace, settings: Settings, registry: VoiceRegistry) -> _Recording:
+    """Read the recording to clone; raises RequestError for one that is unusable."""
     from qwen3tts_hw.prompt.request import check_reference_text
-    from qwen3tts_hw.types import ClonedVoice
     from qwen3tts_hw.voice.audio_input import decode_reference
     from qwen3tts_hw.voice.cleanup import CleanupOptions, advice, clean_up
 
-    settings, text = engine.settings, ""
-    if not options.x_vector_only:
-        text = check_reference_text(options.ref_text, settings)
+    text = "" if options.x_vector_only else check_reference_text(options.ref_text, settings)
     if options.save_voice is not None:
         registry.check_new(options.save_voice)
     try:
@@ -192,11 +249,7 @@ def _heard_voice(options: argparse.Namespace, engine: LocalEngine, registry: Voi
     for sentence in advice(reference):
         sys.stderr.write(f"note: {options.ref_audio}: {sentence}\n")
     samples = clean_up(reference.samples, CleanupOptions.from_settings(settings))
-    encoded = engine.encode_voice(samples, with_codes=bool(text))
-    if options.save_voice is not None:
-        record = registry.add(options.save_voice, encoded, consent=True, reference_text=text, samples=samples)
-        sys.stderr.write(f"voice {record.name} saved in {registry.folder}\n")
-    return ClonedVoice(encoded.embedding, text, encoded.codes if text else b"")
+    return _Recording(samples, text, registry, options.save_voice)
 
 
 def _check_writable(option: str, path: Path) -> None:
@@ -237,7 +290,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _report() -> dict[str, dict[str, Any]]:
-    from qwen3tts_hw import attention_ops, backends, graph_wrappers
+    from qwen3tts_hw import backends
     from qwen3tts_hw.settings import Settings
 
     settings = Settings.resolve()
@@ -250,20 +303,40 @@ def _report() -> dict[str, dict[str, Any]]:
             report["devices"][name] = backends.resolve(name).device_facts()
         except Qwen3TTSError as error:
             report["devices"][name] = f"not usable: {error}"
-    backend = backends.resolve()
-    facts = backend.describe()
+    report["would use"] = _choices(backends.resolve(), settings)
+    report["settings"] = settings.as_dict()
+    return report
+
+
+def _choices(backend: Backend, settings: Settings) -> dict[str, str]:
+    """What would be used on a device and why; raises UnsupportedError if a setting cannot be met there."""
+    from qwen3tts_hw import attention_ops, codec_kernels, graph_wrappers, predictor_kernels
+
+    facts, reasons = backend.describe(), backend.reasons
     attention = attention_ops.create(settings.attention_op, backend)
     graphs = backend.capabilities.graphs and settings.graphs != "off"
     graph_wrappers.create(settings.graphs, backend)  # raises if the setting cannot be met
-    report["would use"] = {
+    predictor = predictor_kernels.resolve(settings.predictor, backend)
+    codec = codec_kernels.resolve(settings.codec_kernels, backend, dtype=settings.codec_dtype)
+    precision = f"precision {settings.codec_precision}" if codec != codec_kernels.PLAIN else settings.codec_dtype
+    layout, layout_reason = backend.choose_weight_layout(settings.weight_layout)
+
+    def because(name: str, reason: str) -> str:
+        chosen = getattr(settings, name)
+        return f"(setting {name}={chosen}{f': {reason}' if chosen == 'auto' else ''})"
+
+    codec_reason = reasons["codec_kernels"]
+    if settings.codec_dtype != "float32":
+        codec_reason = f"the fused form takes float32 weights, codec_dtype is {settings.codec_dtype}"
+    return {
         "device": f"{facts['device']} (the best present of npu, cuda, cpu)",
         "dtype": f"{facts['default_dtype']} (what suits the device; --dtype overrides)",
-        "attention op": f"{attention.name} (setting attention_op={settings.attention_op})",
-        "frame step": f"{'device graph' if graphs else 'eager'} (setting graphs={settings.graphs})",
-        "codec dtype": f"{settings.codec_dtype} (setting codec_dtype)",
+        "code predictor": f"{predictor} {because('predictor', reasons['predictor'])}",
+        "attention op": f"{attention.name} {because('attention_op', 'of the plain predictor on this device')}",
+        "weight layout": f"{layout} {because('weight_layout', layout_reason)}",
+        "frame step": f"{'device graph' if graphs else 'eager'} {because('graphs', reasons['graphs'])}",
+        "codec decoder": f"{codec}, {precision} {because('codec_kernels', codec_reason)}",
     }
-    report["settings"] = settings.as_dict()
-    return report
 
 
 def _version(name: str) -> str:

@@ -81,6 +81,10 @@ class Backend(ABC):
         self.device = device
         self.capabilities = capabilities
         self.weight_layout: WeightLayout = "plain"
+        kernels = f"the device has {'a' if capabilities.compile else 'no'} compiler for the fused kernels"
+        graphs = f"the device has {'graphs' if capabilities.graphs else 'none'}"
+        # Why the settings of these names, left at "auto", mean what they do here; for people to read.
+        self.reasons = {"graphs": graphs, "predictor": kernels, "codec_kernels": kernels}
 
     @abstractmethod
     def prepare_process(self) -> None:

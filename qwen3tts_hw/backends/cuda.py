@@ -25,6 +25,7 @@ class CudaBackend(AcceleratorBackend):
 
     def __init__(self, index: int) -> None:
         has_triton = importlib.util.find_spec("triton") is not None
+        fast_bytes = _fast_memory_bytes(index)
         capabilities = Capabilities(
             graphs=True,
             compile=has_triton,
@@ -33,9 +34,16 @@ class CudaBackend(AcceleratorBackend):
             graph_wrapper="cuda",
             async_copy=True,
             predictor="fused" if has_triton else "plain",
-            codec="fused" if has_triton and _fast_memory_bytes(index) >= CODEC_FAST_MEMORY_BYTES else "plain",
+            codec="fused" if has_triton and fast_bytes >= CODEC_FAST_MEMORY_BYTES else "plain",
         )
         super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
+        if not has_triton:
+            self.reasons.update(dict.fromkeys(("predictor", "codec_kernels"), "Triton is not installed"))
+        elif capabilities.codec == "plain":
+            self.reasons["codec_kernels"] = (
+                f"a multiprocessor has {fast_bytes} bytes of fast memory, "
+                f"the fused kernels need {CODEC_FAST_MEMORY_BYTES}"
+            )
 
     def prepare_process(self) -> None:
         # The older pair of switches sets every newer per-operator switch consistently; the reverse does not hold.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3tts_hw import attention_ops, backends, graph_wrappers
+from qwen3tts_hw import attention_ops, backends, graph_wrappers, predictor_kernels
 from qwen3tts_hw.backends import Backend
 from qwen3tts_hw.checkpoint.reader import Checkpoint, open_checkpoint
 from qwen3tts_hw.codec.decoder import CodecDecoder
@@ -22,13 +22,13 @@ from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
 from qwen3tts_hw.engine.input_rows import input_rows
 from qwen3tts_hw.engine.state import Admission, SlotTable
 from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
-from qwen3tts_hw.errors import GenerationError, RequestError, UnsupportedError
+from qwen3tts_hw.errors import GenerationError, UnsupportedError
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
 from qwen3tts_hw.model.sampling_check import check_hash
 from qwen3tts_hw.model.talker import Talker
 from qwen3tts_hw.model.weights import embedding_targets, load, predictor_targets, talker_targets
-from qwen3tts_hw.prompt.layout import build_layout
+from qwen3tts_hw.prompt.layout import build_layout, frames_left
 from qwen3tts_hw.prompt.request import SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings, kernels_folder
@@ -62,6 +62,8 @@ class LocalEngine:
     def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, settings: Settings) -> None:
         self.config, self.backend, self.dtype, self.settings = checkpoint.config, backend, dtype, settings
         backend.choose_weight_layout(settings.weight_layout)
+        predictor_kernels.resolve(settings.predictor, backend)  # what cannot be is said before weights are read
+        wrap = graph_wrappers.create(settings.graphs, backend)
         check_hash(backend.device)
         device = backend.device
         attention = attention_ops.create(settings.attention_op, backend)
@@ -80,7 +82,6 @@ class LocalEngine:
         width = self.config.speaker_embedding_size
         self._table = SlotTable(1, self.config.max_positions, device, speaker_width=width, speaker_dtype=dtype)
         self._step = FrameStep(self.config, self._table, self._predictor)
-        wrap = graph_wrappers.create(settings.graphs, backend)
         inputs = frame_step_inputs(self.config, self._table, hidden_dtype=dtype, logits_dtype=torch.float32)
         self._frame = wrap(self._step, buckets=(1,), inputs=inputs, name="frame step")
         with backend.keeping_kernels(kernels_folder(settings)):
@@ -173,12 +174,7 @@ class LocalEngine:
         """Yield blocks of finished frames ``[n, 16] int64`` on the host; the reason is final with the last block."""
         table, device = self._table, self.backend.device
         layout = build_layout(self.config, self.tokenizer, request)
-        room = table.max_positions - layout.length
-        if room < 1:
-            raise RequestError(
-                "input", f"the prompt has {layout.length} rows; the model has {table.max_positions} positions"
-            )
-        limit = min(request.max_frames, room)
+        limit = min(request.max_frames, frames_left(layout, table.max_positions))
         voice = request.voice if isinstance(request.voice, ClonedVoice) else None
         table.admit(0, Admission(layout, request.sampling, limit, voice))
         slot = torch.zeros(1, dtype=torch.int64, device=device)

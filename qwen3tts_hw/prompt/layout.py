@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen3tts_hw.config import ModelConfig
+from qwen3tts_hw.errors import RequestError
 from qwen3tts_hw.prompt.request import AUTO_LANGUAGE, SpeechRequest
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.types import ClonedVoice
@@ -92,6 +93,13 @@ def build_layout(config: ModelConfig, tokenizer: TextTokenizer, request: SpeechR
         reference_start=len(rows.text) - frames if frames else None,
         reference_frames=frames,
     )
+
+
+def frames_left(layout: PromptLayout, max_positions: int) -> int:
+    """How many frames fit behind the prompt; raises RequestError if none does."""
+    if layout.length >= max_positions:
+        raise RequestError("input", f"the prompt has {layout.length} rows; the model has {max_positions} positions")
+    return max_positions - layout.length
 
 
 def language_id(config: ModelConfig, language: str, voice: str | None) -> int | None:

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from qwen3tts_hw import backends
+from qwen3tts_hw.backends.cpu import CpuBackend
 from qwen3tts_hw.checkpoint.reader import open_checkpoint
 from qwen3tts_hw.cli import main
+from qwen3tts_hw.engine.local import LocalEngine
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLES_PER_FRAME
 from tests.parity.reference_audio import reference_audio
 
@@ -144,6 +147,65 @@ class TestClonedVoices:
         assert "1.7B-Base" in message
 
 
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Fail if anything reads weights."""
+
+    def load(*_, **__):
+        raise AssertionError("the weights were read before the request was checked")
+
+    monkeypatch.setattr(LocalEngine, "load", load)
+
+
+@pytest.mark.usefixtures("no_weights")
+class TestCheckedBeforeLoading:
+    def test_fields(self, error_of, endless, tmp_path):
+        start = ["synthesize", "--model", endless, "--out", tmp_path / "x.wav", "--text"]
+        ryan = (*start, "Hi", "--voice", "ryan")
+        assert error_of(*start, "Hi", "--voice", "nobody").startswith("voice: unknown voice 'nobody'; supported: ")
+        assert error_of(*start, "Hi").startswith("voice: voice is missing")
+        assert error_of(*start, " ", "--voice", "ryan").startswith("input: ")
+        assert error_of(*ryan, "--language", "klingon").startswith("language: unknown language 'klingon'")
+        assert error_of(*ryan, "--temperature", "0.001").startswith("temperature: ")
+        assert error_of(*ryan, "--top-k", "9999").startswith("top_k: ")
+        assert error_of(*ryan, "--top-p", "2").startswith("top_p: ")
+        assert error_of(*ryan, "--repetition-penalty", "-1").startswith("repetition_penalty: ")
+        assert error_of(*ryan, "--seed", "-1").startswith("seed: ")
+        assert error_of(*ryan, "--max-frames", "0").startswith("max_new_tokens: ")
+
+    def test_what_the_checkpoint_cannot_do(self, error_of, tiny_checkpoint, tmp_path):
+        start = ["synthesize", "--out", tmp_path / "x.wav", "--text", "Hi", "--model"]
+        small = tiny_checkpoint(size="tiny-0.6B")
+        assert "does not follow instructions" in error_of(*start, small, "--voice", "ryan", "--instruct", "slowly")
+        design = tiny_checkpoint("voice_design")
+        assert error_of(*start, design).startswith("instructions: instructions is missing")
+        assert "has no preset voices" in error_of(*start, design, "--instruct", "old", "--voice", "ryan")
+
+    def test_sizes(self, error_of, endless, tmp_path, monkeypatch):
+        start = ["synthesize", "--model", endless, "--out", tmp_path / "x.wav", "--voice", "ryan", "--text"]
+        assert error_of(*start, "a" * 20_001).startswith("input: input has 20001 characters")
+        monkeypatch.setenv("QWEN3TTS_MAX_TEXT_CHARS", "90000")
+        message = error_of(*start, "y z " * 22_500)
+        assert message.startswith("input: the prompt has ")
+        assert message.endswith("the model has 32768 positions")
+
+    def test_recordings(self, error_of, tiny_checkpoint, tmp_path):
+        soundfile.write(tmp_path / "a.wav", reference_audio(12_000), 24_000, subtype="PCM_16")
+        (tmp_path / "text.wav").write_text("Hello.")
+        start = ["synthesize", "--model", tiny_checkpoint("base"), "--out", tmp_path / "x.wav", "--text", "Hi"]
+        start += ["--voices-dir", tmp_path / "voices", "--x-vector-only", "--ref-audio"]
+        assert error_of(*start, tmp_path / "none.wav").startswith("--ref-audio: ")
+        assert error_of(*start, tmp_path / "text.wav").startswith("ref_audio: ")
+        assert error_of(*start, tmp_path / "a.wav", "--save-voice", "../a").startswith("name: ")
+
+    def test_a_request_for_a_recording_is_checked_too(self, tiny_checkpoint, tmp_path, capsys):
+        soundfile.write(tmp_path / "a.wav", reference_audio(24_000), 24_000, subtype="PCM_16")
+        command = ["synthesize", "--model", tiny_checkpoint("base"), "--out", tmp_path / "x.wav", "--text", "Hi"]
+        command += ["--ref-audio", tmp_path / "a.wav", "--ref-text", "Good morning.", "--language", "klingon"]
+        assert main([*map(str, command)]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith("error: language: unknown language")
+
+
 class TestSynthesizeErrors:
     def test_requests(self, error_of, endless, tmp_path):
         start = ["synthesize", "--model", endless, "--out", tmp_path / "x.wav", "--text"]
@@ -169,6 +231,7 @@ class TestSynthesizeErrors:
         weights = tmp_path / "tiny" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-4])
         command = ["synthesize", "--model", tmp_path / "tiny", "--text", "Hi", "--out", tmp_path / "x.wav"]
+        command += ["--voice", "ryan"]
         assert "model.safetensors is cut short" in error_of(*command)
         (tmp_path / "tiny" / "config.json").write_text("{}")
         assert "model_type is None" in error_of(*command)
@@ -210,13 +273,43 @@ class TestDoctor:
         assert set(report) == {"versions", "devices", "would use", "settings"}
         assert report["versions"]["torch"] != "not installed"
         assert set(report["devices"]) == {"cpu", "cuda", "npu"}
-        assert {"device", "attention op", "frame step"} <= set(report["would use"])
+        assert report["would use"].keys() == {
+            "device", "dtype", "code predictor", "attention op", "weight layout", "frame step", "codec decoder"
+        }  # fmt: skip
+        assert all(" (" in line for line in report["would use"].values()), "each says why"
 
     def test_table(self, capsys):
         assert main(["doctor"]) == 0
         printed = capsys.readouterr().out.splitlines()
         assert printed[0] == "versions"
         assert any(line.split()[:2] == ["attention", "op"] for line in printed)
+
+    def test_forms_and_why(self, capsys, monkeypatch):
+        monkeypatch.setattr(backends, "resolve", lambda name="cpu": CpuBackend())
+
+        def lines(**settings):
+            for name, value in settings.items():
+                monkeypatch.setenv(f"QWEN3TTS_{name.upper()}", value)
+            assert main(["doctor", "--json"]) == 0
+            return json.loads(capsys.readouterr().out)["would use"]
+
+        found = lines()
+        why = "the device has no compiler for the fused kernels"
+        assert found["code predictor"] == f"plain (setting predictor=auto: {why})"
+        assert found["codec decoder"] == f"plain, float32 (setting codec_kernels=auto: {why})"
+        assert found["frame step"] == "eager (setting graphs=auto: the device has none)"
+        assert found["weight layout"] == "plain (setting weight_layout=auto: the device has no other)"
+        found = lines(predictor="plain", codec_dtype="bfloat16", attention_op="npu_reference")
+        assert found["code predictor"] == "plain (setting predictor=plain)"
+        assert found["attention op"] == "npu_reference (setting attention_op=npu_reference)"
+        assert "bfloat16 (setting codec_kernels=auto: the fused form takes float32" in found["codec decoder"]
+
+    @pytest.mark.parametrize("setting", ["predictor=fused", "codec_kernels=fused", "weight_layout=packed", "graphs=on"])
+    def test_what_the_device_cannot_do_is_said(self, error_of, monkeypatch, setting):
+        monkeypatch.setattr(backends, "resolve", lambda name="cpu": CpuBackend())
+        name, _, value = setting.partition("=")
+        monkeypatch.setenv(f"QWEN3TTS_{name.upper()}", value)
+        assert "the cpu backend has n" in error_of("doctor")
 
     def test_settings_that_cannot_be_met(self, error_of, monkeypatch):
         monkeypatch.setenv("QWEN3TTS_GRAPHS", "maybe")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qwen3tts_hw.checkpoint.reader import Checkpoint
 from qwen3tts_hw.engine.local import LocalEngine
 from qwen3tts_hw.errors import CheckpointError, GenerationError, RequestError, UnsupportedError
 from qwen3tts_hw.prompt.request import build_request
@@ -171,3 +172,12 @@ class TestRefusals:
             LocalEngine.load(tiny_checkpoint(), device="cpu", settings=Settings(graphs="on"))
         with pytest.raises(CheckpointError, match="does not exist"):
             LocalEngine.load(tmp_path / "none", device="cpu")
+
+    @pytest.mark.parametrize(
+        "setting", ["graphs=on", "predictor=fused", "weight_layout=packed", "attention_op=npu_fusion"]
+    )
+    def test_what_the_device_cannot_do_is_said_before_weights_are_read(self, tiny_checkpoint, monkeypatch, setting):
+        monkeypatch.setattr(Checkpoint, "iter_main", lambda self: pytest.fail("weights were read"))
+        settings = Settings(**dict([setting.split("=")]))
+        with pytest.raises(UnsupportedError):
+            LocalEngine.load(tiny_checkpoint(), device="cpu", settings=settings)

@@ -83,8 +83,8 @@ def _writable(folder: str) -> bool:
             return True
         reason = f"{folder} is not writable"
     logger.warning(
-        "compiled kernels cannot be kept (%s), so every start may compile them again; make the folder writable, or name "
-        "another one in the setting kernels_dir",
+        "compiled kernels cannot be kept (%s), so every start may compile them again; make the folder writable, or "
+        "name another one in the setting kernels_dir",
         reason,
     )
     return False

@@ -82,7 +82,7 @@ def random_predictor(config: ModelConfig, rows: int, backend: Backend, dtype: to
 
 def open_table(config: ModelConfig, rows: int, backend: Backend) -> SlotTable:
     """Make a slot table with ``rows`` requests that never reach their limit."""
-    table = SlotTable(rows, 256, backend.device)
+    table = SlotTable(rows, 256, backend)
     layout = PromptLayout(text_ids=(1,), codec_ids=(-1,), trailing_text_ids=(), pad_text_id=1)
     for _ in range(rows):
         table.admit(table.take(), Admission(layout, SAMPLING, 1 << 30))

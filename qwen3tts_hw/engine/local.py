@@ -80,7 +80,7 @@ class LocalEngine:
         self._checkpoint = checkpoint
         self._voice_encoder: VoiceEncoder | None = None
         width = self.config.speaker_embedding_size
-        self._table = SlotTable(1, self.config.max_positions, device, speaker_width=width, speaker_dtype=dtype)
+        self._table = SlotTable(1, self.config.max_positions, backend, speaker_width=width, speaker_dtype=dtype)
         self._step = FrameStep(self.config, self._table, self._predictor)
         inputs = frame_step_inputs(self.config, self._table, hidden_dtype=dtype, logits_dtype=torch.float32)
         self._frame = wrap(self._step, buckets=(1,), inputs=inputs, name="frame step")

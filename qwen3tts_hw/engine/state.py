@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3tts_hw.backends import Backend
+from qwen3tts_hw.engine.copies import to_device
 from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.model.sampling import SamplingRows
 from qwen3tts_hw.predictor_kernels.base import SlotTensors
@@ -49,17 +51,18 @@ class SlotTable:
         self,
         num_slots: int,
         max_positions: int,
-        device: torch.device,
+        backend: Backend,
         *,
         speaker_width: int | None = None,
         speaker_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.num_slots, self.max_positions, self.device = num_slots, max_positions, device
+        self.num_slots, self.max_positions, self.device = num_slots, max_positions, backend.device
+        self._backend = backend
         self.scratch = num_slots
         rows = num_slots + 1
 
         def table(*shape: int, dtype: torch.dtype, fill: float = 0) -> Tensor:
-            return torch.full((rows, *shape), fill, dtype=dtype, device=device)
+            return torch.full((rows, *shape), fill, dtype=dtype, device=backend.device)
 
         self.codes = table(max_positions, NUM_CODEBOOKS, dtype=torch.int16, fill=-1)
         self.text = table(max_positions, dtype=torch.int32, fill=-1)
@@ -92,33 +95,39 @@ class SlotTable:
         self._free.append(slot)
 
     def admit(self, slot: int, admission: Admission) -> None:
-        """Upload a request's prompt, sampling and limit into ``slot``; everything of an earlier request is gone."""
+        """Upload a request's prompt, sampling and limit into ``slot``; everything of an earlier request is gone.
+
+        One copy, which the host does not wait for.
+        """
         layout, sampling = admission.layout, admission.sampling
         rows = layout.length
-        text = np.full(self.max_positions, layout.pad_text_id, dtype=np.int32)
-        known = np.asarray((*layout.text_ids, *layout.trailing_text_ids), dtype=np.int32)[: self.max_positions]
-        text[: len(known)] = known
+        text = np.asarray((*layout.text_ids, *layout.trailing_text_ids), dtype=np.int32)[: self.max_positions]
         codes = np.full((rows, NUM_CODEBOOKS), -1, dtype=np.int16)
         codes[:, 0] = layout.codec_ids
         if admission.voice is not None:
             self._admit_voice(slot, layout, admission.voice, codes)
         elif self.speaker is not None:
             self.speaker_rows[slot] = -1
-        self.text[slot] = torch.from_numpy(text).to(self.device)
-        self.codes[slot, :rows] = torch.from_numpy(codes).to(self.device)
+        floats, integers = _floats(sampling), _integers(sampling)
+        parts = (text, codes.reshape(-1).view(np.int32), floats.view(np.int32), integers)
+        packed = to_device(self._backend, torch.from_numpy(np.concatenate(parts)))
+        sent = packed.split([len(part) for part in parts])
+        self.text[slot] = layout.pad_text_id
+        self.text[slot, : len(text)] = sent[0]
+        self.codes[slot, :rows] = sent[1].view(torch.int16).view(rows, NUM_CODEBOOKS)
+        self._floats[slot] = sent[2].view(torch.float32)
+        self._integers[slot] = sent[3]
         self.frontier[slot] = rows
         self.prompt_rows[slot] = rows
         self.max_frames[slot] = admission.max_frames
         self.seen[slot] = False
-        self._floats[slot] = torch.tensor(_floats(sampling), dtype=torch.float32).to(self.device)
-        self._integers[slot] = torch.tensor(_integers(sampling), dtype=torch.int64).to(self.device)
         self.ended[slot] = False
 
     def _admit_voice(self, slot: int, layout: PromptLayout, voice: ClonedVoice, codes: NDArray[np.int16]) -> None:
         """Upload a cloned voice's embedding and write its reference into the prompt's ``codes``."""
         assert self.speaker is not None
         embedding = torch.from_numpy(np.frombuffer(voice.embedding, dtype="<f4").copy())
-        self.speaker[slot] = embedding.to(self.device, self.speaker.dtype)
+        self.speaker[slot] = to_device(self._backend, embedding)
         self.speaker_rows[slot] = -1 if layout.speaker_row is None else layout.speaker_row
         if layout.reference_start is not None:
             reference = np.frombuffer(voice.reference_codes, dtype="<i2").reshape(-1, NUM_CODEBOOKS)
@@ -162,17 +171,13 @@ class SlotTable:
         return halves[:, 0], halves[:, 1]
 
 
-def _floats(sampling: SamplingSpec) -> list[float]:
+def _floats(sampling: SamplingSpec) -> NDArray[np.float32]:
     residual = 0.0 if sampling.greedy else sampling.residual_temperature
-    return [
-        sampling.temperature,
-        sampling.top_p,
-        residual,
-        sampling.residual_top_p,
-        sampling.repetition_penalty,
-    ]
+    values = (sampling.temperature, sampling.top_p, residual, sampling.residual_top_p, sampling.repetition_penalty)
+    return np.array(values, dtype=np.float32)
 
 
-def _integers(sampling: SamplingSpec) -> list[int]:
+def _integers(sampling: SamplingSpec) -> NDArray[np.int32]:
     low, high = sampling.seed & 0xFFFFFFFF, (sampling.seed >> 32) & 0xFFFFFFFF
-    return [sampling.top_k, sampling.residual_top_k, *(half - (1 << 32) * (half >> 31) for half in (low, high))]
+    halves = (half - (1 << 32) * (half >> 31) for half in (low, high))
+    return np.array((sampling.top_k, sampling.residual_top_k, *halves), dtype=np.int32)

@@ -73,7 +73,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         self.table = SlotTable(
             scheduler.max_num_seqs,
             vllm_config.model_config.max_model_len,
-            device,
+            self.parts.backend,
             speaker_width=config.speaker_embedding_size,
             speaker_dtype=self.parts.dtype,
         )

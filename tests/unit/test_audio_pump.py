@@ -48,7 +48,7 @@ class Engine:
     """The pump's surroundings: a table whose frames appear step by step, and a list of packets."""
 
     def __init__(self, *, first=1, steady=8, decoder=None, sink=None):
-        self.table = SlotTable(SLOTS, POSITIONS, BACKEND.device)
+        self.table = SlotTable(SLOTS, POSITIONS, BACKEND)
         self.table.codes.copy_(torch.randint(0, CODEBOOK_SIZE, self.table.codes.shape))
         self.decoder = FakeDecoder() if decoder is None else decoder
         self.packets = []

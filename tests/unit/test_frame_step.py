@@ -40,7 +40,7 @@ class Steps:
 
     def __init__(self, model, mode="off"):
         self.model = model
-        self.table = SlotTable(SLOTS, POSITIONS, BACKEND.device)
+        self.table = SlotTable(SLOTS, POSITIONS, BACKEND)
         self.inputs = frame_step_inputs(
             model.config, self.table, hidden_dtype=torch.float32, logits_dtype=torch.float32
         )

@@ -31,7 +31,7 @@ def voice(model):
 
 @pytest.fixture
 def table(model, voice):
-    made = SlotTable(2, POSITIONS, BACKEND.device, speaker_width=model.config.talker.hidden_size)
+    made = SlotTable(2, POSITIONS, BACKEND, speaker_width=model.config.talker.hidden_size)
     made.admit(0, Admission(LAYOUT, SamplingSpec(), 5, voice))
     made.admit(1, Admission(PLAIN, SamplingSpec(), 5))
     return made

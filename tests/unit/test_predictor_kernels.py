@@ -178,7 +178,7 @@ def test_a_whole_frame_equals_the_plain_one(predictor):
 
 def admitted_table(device, parameters, frames):
     """A slot table with one request per sampling, each at its first frame, of different lengths."""
-    table = SlotTable(len(parameters), 16, device)
+    table = SlotTable(len(parameters), 16, backends.resolve(device.type))
     layout = PromptLayout(text_ids=(1, 2), codec_ids=(-1, -1), trailing_text_ids=(), pad_text_id=1)
     for index, (heat, top_k, top_p) in enumerate(parameters):
         spec = SamplingSpec(

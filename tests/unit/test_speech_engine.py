@@ -36,7 +36,7 @@ class Worker:
     """A speech engine of three slots and the packets it has sent."""
 
     def __init__(self, model, *, trace=False):
-        table = SlotTable(3, 40, BACKEND.device)
+        table = SlotTable(3, 40, BACKEND)
         inputs = frame_step_inputs(model.config, table, hidden_dtype=torch.float32, logits_dtype=torch.float32)
         frame = graph_wrappers.create("off", BACKEND)(
             FrameStep(model.config, table, model.predictor), buckets=(4,), inputs=inputs, name="frame step"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from qwen3tts_hw import backends
 from qwen3tts_hw.engine.state import Admission, SlotTable
 from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.model.sampling import frame_key
@@ -29,11 +30,12 @@ SAMPLING = SamplingSpec(
     seed=5,
 )
 SLOT = torch.tensor([1])
+BACKEND = backends.resolve("cpu")
 
 
 @pytest.fixture
 def table():
-    return SlotTable(3, POSITIONS, torch.device("cpu"))
+    return SlotTable(3, POSITIONS, BACKEND)
 
 
 class TestSlots:
@@ -150,7 +152,7 @@ class TestClonedVoices:
 
     @pytest.fixture
     def table(self):
-        return SlotTable(3, POSITIONS, torch.device("cpu"), speaker_width=self.WIDTH)
+        return SlotTable(3, POSITIONS, BACKEND, speaker_width=self.WIDTH)
 
     def test_speaker_and_reference_have_their_rows(self, table):
         table.admit(1, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
@@ -171,10 +173,10 @@ class TestClonedVoices:
         assert table.speaker_rows.tolist() == [-1] * 4
 
     def test_the_speaker_keeps_the_models_dtype(self):
-        table = SlotTable(1, POSITIONS, torch.device("cpu"), speaker_width=self.WIDTH, speaker_dtype=torch.bfloat16)
+        table = SlotTable(1, POSITIONS, BACKEND, speaker_width=self.WIDTH, speaker_dtype=torch.bfloat16)
         table.admit(0, Admission(self.CLONED, SAMPLING, 8, self.VOICE))
         assert table.speaker.dtype == torch.bfloat16
         assert table.speaker[0].tolist() == list(range(self.WIDTH))
 
     def test_no_table_of_speakers_where_none_is_cloned(self):
-        assert SlotTable(3, POSITIONS, torch.device("cpu")).speaker is None
+        assert SlotTable(3, POSITIONS, BACKEND).speaker is None

@@ -47,7 +47,7 @@ class Parts:
         load(((name, tensor) for name, tensor in checkpoint.iter_main() if not is_talker_stack(name)), targets)
         self.codec = CodecDecoder(self.config.codec, self.backend.device, torch.float32)
         self.codec.load_weights(checkpoint.iter_codec())
-        self.table = SlotTable(ROWS, 64, self.backend.device)
+        self.table = SlotTable(ROWS, 64, self.backend)
         self.step = FrameStep(self.config, self.table, self.predictor)
 
     def to(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -95,6 +95,15 @@ def test_the_frame_step_equals_the_cpu(on_cpu, on_npu, mode, count):
         assert frame.counters[f"replays_{bucket}"] == FRAMES
 
 
+def test_an_admission_is_one_copy_and_waits_for_nothing(on_npu):
+    admit_all(on_npu, 2)
+    with counting() as counts:
+        admit_all(on_npu, 1)
+    assert counts["copies_host_to_device"] == 1
+    assert counts["host_syncs"] == counts["device_syncs"] == counts["event_syncs"] == 0
+    assert counts["copies_device_to_host"] == 0
+
+
 def test_a_captured_frame_is_one_replay_and_waits_for_nothing(on_npu):
     frame = wrapped_step(on_npu, "on")
     frame.capture()

@@ -136,6 +136,14 @@ class Settings:
         return dataclasses.asdict(self)
 
 
+def npu_task_queue(environment: Mapping[str, str] | None = None) -> str:
+    """How torch_npu hands work to the device: "0", "1" (its default) or "2" of TASK_QUEUE_ENABLE, or "blocking"."""
+    environment = os.environ if environment is None else environment
+    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        return "blocking"
+    return environment.get("TASK_QUEUE_ENABLE") or "1"
+
+
 def listed(value: str) -> tuple[str, ...]:
     """The entries of a setting that is a list separated by commas."""
     return tuple(entry.strip() for entry in value.split(",") if entry.strip())

@@ -22,6 +22,7 @@ import torch
 
 from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities, WeightLayout
 from qwen3tts_hw.errors import UnsupportedError
+from qwen3tts_hw.settings import npu_task_queue
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class NpuBackend(AcceleratorBackend):
             "device_name": self._module.get_device_name(self.device.index),
             "device_family": family,
             "torch_npu": str(self._torch_npu.__version__),
+            "task_queue": npu_task_queue(),
             "private_weight_layouts": self._private_formats,
             "packed_matrices": self._packed,
         }

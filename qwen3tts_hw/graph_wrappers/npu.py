@@ -12,11 +12,25 @@ from typing import Any, cast
 
 import torch
 
+from qwen3tts_hw.errors import UnsupportedError
+from qwen3tts_hw.settings import npu_task_queue
+
+_NOT_CAPTURED = {  # how work is handed to the device -> the variable that says so, and what it should be
+    "2": "TASK_QUEUE_ENABLE is 2, with which torch_npu captures no graph; set it to 1",
+    "blocking": "ASCEND_LAUNCH_BLOCKING is 1, with which device graphs do not work; unset it",
+}
+
 
 class NpuGraphDriver:
-    """Record on a stream of its own, replay on the caller's. Graph and pool are torch_npu's own objects."""
+    """Record on a stream of its own, replay on the caller's. Graph and pool are torch_npu's own objects.
+
+    Raises UnsupportedError where the process hands work to the device in a way that cannot be captured.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        refusal = _NOT_CAPTURED.get(npu_task_queue())
+        if refusal is not None:
+            raise UnsupportedError(f"{refusal}, or set graphs to off")
         self._npu: Any = importlib.import_module("torch_npu").npu
         self._stream = self._npu.Stream(device=device)
 

@@ -129,14 +129,25 @@ class Call {
           result.storage_offset() == 0) {
         return written(Tensor(), pair.device);
       }
-      const auto offset = pair.device.storage_offset() + result.storage_offset();
-      return written(Tensor(), pair.device.as_strided(result.sizes(), result.strides(), offset));
+      return written(Tensor(), view_like(result, pair.device));
     }
     const c10::Device device(c10::DeviceType::PrivateUse1, c10_npu::getCurrentNPUStream().device_index());
     const auto options = result.options().device(device).pinned_memory(false);
     Tensor fresh = at::empty_strided(result.sizes(), result.strides(), options);
     if (!recorded_ && fresh.numel()) host_view(fresh).copy_(result);
     return written(host_view(fresh), fresh);
+  }
+
+  // A view of the device's memory with the geometry and the dtype of a result that shares the host's.
+  static Tensor view_like(const Tensor& result, const Tensor& device) {
+    if (result.dtype() == device.dtype()) {
+      const auto offset = device.storage_offset() + result.storage_offset();
+      return device.as_strided(result.sizes(), result.strides(), offset);
+    }
+    const auto bytes = device.storage_offset() * static_cast<int64_t>(device.itemsize());
+    const auto offset = bytes / static_cast<int64_t>(result.itemsize()) + result.storage_offset();
+    Tensor view = at::empty({0}, device.options().dtype(result.dtype()));
+    return view.set_(device.storage(), offset, result.sizes(), result.strides());
   }
 
   // Remember where a result's value must go when the recorded call runs; undefined = it is written in place.

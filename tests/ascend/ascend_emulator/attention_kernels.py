@@ -45,6 +45,8 @@ class Mask:
                 return columns > rows + offset
             return (columns > rows + offset + self.after) | (columns < rows + offset - self.before)
         require(self.mode in (0, 1), f"sparse_mode {self.mode} is not emulated")
+        banded = self.mode == 0 and (self.before, self.after) != (UNBOUNDED, UNBOUNDED)
+        require(not banded, "a band in sparse_mode 0 must agree with the mask; it is not emulated")
         require(self.mode == 0 or self.tensor is not None, "sparse_mode 1 needs atten_mask")
         if self.tensor is None:
             return None
@@ -176,6 +178,7 @@ class Inference:
     def check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Refusals that do not depend on contents."""
         dtypes = (torch.float16, torch.bfloat16, *((torch.float32,) if FLOAT32_ALLOWED else ()))
+        require(query.dtype == key.dtype == value.dtype or query.dtype not in dtypes, "dtypes must be the same")
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             require(tensor.dtype in dtypes, f"{name} is {tensor.dtype}; float16 or bfloat16 only")
             require(tensor.is_contiguous(), f"{name} is not contiguous")

@@ -60,12 +60,21 @@ def test_cached_keys_may_be_a_view_of_a_larger_cache():
         assert (found.cpu() - expected).abs().max() <= TOLERANCE[torch.bfloat16], name
 
 
-@pytest.mark.parametrize("name", ["npu_fusion", "npu_fusion_v3"])
+@pytest.mark.parametrize("name", ["npu_fusion", "npu_fusion_v3", "npu_fused_infer"])
 def test_sequences_longer_than_the_mask_are_accepted(name):
-    query, key, value = tensors(1, 2500, 2500, torch.float32, heads=2, kv_heads=1, size=16)
+    dtype = torch.bfloat16 if name == "npu_fused_infer" else torch.float32
+    query, key, value = tensors(1, 2500, 2500, dtype, heads=2, kv_heads=1, size=16)
     expected = attention_ops.create("sdpa", backend("cpu"))(query, key, value, scale=0.25)
     found = attention_ops.create(name, backend("npu"))(query.npu(), key.npu(), value.npu(), scale=0.25)
-    assert (found.cpu() - expected).abs().max() <= 2e-6
+    assert (found.cpu() - expected).abs().max() <= 2 * TOLERANCE[dtype]
+
+
+def test_one_query_over_more_keys_than_the_mask_has_is_accepted():
+    for name in OPERATORS:
+        query, key, value = tensors(2, 1, 3000, torch.bfloat16, heads=4, kv_heads=2, size=128)
+        expected = attention_ops.create("sdpa", backend("cpu"))(query, key, value, scale=0.1)
+        found = attention_ops.create(name, backend("npu"))(query.npu(), key.npu(), value.npu(), scale=0.1)
+        assert (found.cpu() - expected).abs().max() <= TOLERANCE[torch.bfloat16], name
 
 
 def test_float32_is_refused_by_the_inference_operator_with_the_way_out():
@@ -85,8 +94,26 @@ def test_float32_is_refused_by_the_inference_operator_with_the_way_out():
         (torch.ones(2048, 2048, dtype=torch.bool).triu(1), 3, (5, 2)),
         (None, 2, (17, 17)),
         (None, 0, (17, 17)),
+        (torch.ones(2048, 2048, dtype=torch.bool).triu(1), 0, (17, 17)),
+        (torch.ones(2048, 2048, dtype=torch.bool).triu(1), 1, (17, 17)),
+        (torch.ones(2048, 2048, dtype=torch.bool).triu(1), 4, (17, 17)),
+        (torch.ones(4096, 4096, dtype=torch.bool).triu(1), 2, (4096, 4096)),
+        (torch.ones(2048, 2048, dtype=torch.int32).triu(1), 2, (17, 17)),
     ],
-    ids=["own size", "4-d", "float", "mode 2, more keys", "mode 3, fewer keys", "none in mode 2", "none in mode 0"],
+    ids=[
+        "own size",
+        "4-d",
+        "float",
+        "mode 2, more keys",
+        "mode 3, fewer keys",
+        "none in mode 2",
+        "none in mode 0",
+        "one in mode 0",
+        "mode 1",
+        "mode 4",
+        "larger",
+        "int32",
+    ],
 )
 def test_our_guard_refuses_before_the_operator_sees_it(kernel, mask, mode, lengths):
     with pytest.raises(AttentionMaskError):

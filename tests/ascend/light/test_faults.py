@@ -191,6 +191,20 @@ class TestOperators:
             ({"key": heads(3, 16), "value": heads(3, 16)}, "4 heads over 3"),
             ({"key": heads(2, 16, torch.float16)}, "and the same"),
             ({"value": heads(2, 15)}, "disagree"),
+            ({"key": heads(2, 16)[:1], "value": heads(2, 16)[:1]}, "disagree"),
+            ({"query": heads(4, 16, torch.float64)}, "Double|the same"),
+            ({"value": heads(2, 16, size=256)}, "head sizes 128, 128, 256"),
+            ({"query": heads(4, 16, size=784), "key": heads(2, 16, size=784), "value": heads(2, 16, size=784)}, "784"),
+            ({"query": heads(258, 16), "head_num": 258}, "258 heads"),
+            ({"sparse_mode": 1, "atten_mask": None}, "sparse_mode 1 needs"),
+            ({"sparse_mode": 3, "atten_mask": torch.ones(2047, 2048, dtype=torch.bool).triu(1)}, r"\[2048, 2048\]"),
+            ({"sparse_mode": 0, "atten_mask": torch.zeros(2, 1, 1, 16, dtype=torch.bool)}, "16 queries and 16 keys"),
+            ({"sparse_mode": 0, "atten_mask": torch.zeros(16, 16, dtype=torch.bool)}, "unsupported atten_mask shape"),
+            ({"sparse_mode": 0, "atten_mask": torch.zeros(3, 1, 16, 16, dtype=torch.bool)}, "unsupported atten_mask"),
+            ({"sparse_mode": 0, "atten_mask": torch.zeros(2, 1, 16, 16)}, "atten_mask is torch.float32"),
+            ({"sparse_mode": 0, "atten_mask": None, "next_tockens": 0}, "must agree with the mask"),
+            ({"prefix": [1, 2]}, "prefix is not emulated"),
+            ({"keep_prob": 0.5}, "keep_prob is not emulated"),
         ],
     )
     def test_documented_refusals_of_the_fusion_operator(self, changes, message):
@@ -211,14 +225,47 @@ class TestOperators:
                 {"query": heads(4, 1, size=24), "key": heads(2, 16, size=24), "value": heads(2, 16, size=24)},
                 "multiple of 16",
             ),
+            ({"query": heads(4, 1, torch.float16)}, "must be the same"),
+            ({"query": heads(4, 1, torch.float64)}, "Double|float16 or bfloat16 only"),
+            ({"query": heads(4, 1, size=528), "key": heads(2, 16, size=528), "value": heads(2, 16, size=528)}, "528"),
+            ({"num_key_value_heads": 3}, "heads per key/value head"),
+            ({"num_heads": 130, "query": heads(130, 1)}, "at most 64 heads per key/value head"),
+            ({"query": heads(4, 16), "atten_mask": torch.ones(16, 16), "sparse_mode": 3}, "atten_mask is torch.float"),
+            ({"query": heads(4, 16), "sparse_mode": 3}, "needs atten_mask"),
+            ({"query": heads(4, 16), "sparse_mode": 5}, "sparse_mode 5"),
+            (
+                {"query": heads(4, 16), "atten_mask": torch.ones(16, 16, dtype=torch.bool).triu(1), "sparse_mode": 3},
+                r"\[2048, 2048\]",
+            ),
+            (
+                {"query": heads(4, 16), "atten_mask": torch.ones(16, 8, dtype=torch.bool), "sparse_mode": 0},
+                "16 queries and 16 keys",
+            ),
+            ({"input_layout": "BNSD_NBSD"}, "is not emulated"),
+            ({"block_table": torch.zeros(2, 1, dtype=torch.int32), "block_size": 24}, "block_size 24"),
         ],
     )
     def test_documented_refusals_of_the_inference_operator(self, changes, message):
         good = {"query": heads(4, 1), "key": heads(2, 16), "value": heads(2, 16), "num_heads": 4,
                 "num_key_value_heads": 2, "input_layout": "BNSD", "scale": 0.1}  # fmt: skip
         FIA(**good)
+        on_device = {name: value.npu() if torch.is_tensor(value) else value for name, value in changes.items()}
         with pytest.raises(RuntimeError, match=message):
-            FIA(**{**good, **changes})
+            FIA(**{**good, **on_device})
+
+    @pytest.mark.parametrize(
+        ("size", "lengths", "message"),
+        [
+            (64, [3, 5], "head sizes 128 and 192"),
+            (128, None, "needs actual_seq_lengths"),
+            (128, [3, 4], "the last of actual_seq_lengths is 4, but there are 5 rows"),
+        ],
+    )
+    def test_documented_refusals_of_packed_sequences(self, size, lengths, message):
+        rows = torch.randn(5, 4, size).bfloat16().npu()
+        good = {"num_heads": 4, "num_key_value_heads": 4, "input_layout": "TND", "scale": 0.1}
+        with pytest.raises(RuntimeError, match=message):
+            FIA(rows, rows, rows, actual_seq_lengths=lengths, actual_seq_lengths_kv=lengths, **good)
 
     def test_a_mask_or_length_that_is_wrong_but_legal_changes_the_result(self):
         q, k = heads(4, 16), heads(2, 16)

@@ -47,6 +47,8 @@ class Binder:
         assert len(arguments) <= len(positional)
         given = dict(zip(positional, arguments, strict=False))
         assert not given.keys() & options.keys()
+        # Host lengths would be constants of a captured graph, to be updated before each replay. Ours has none.
+        assert not any(name.startswith("actual_seq") for name in options)
         for name, value in {**given, **options}.items():
             assert name in known, f"{self.schema.name} has no argument {name}"
             assert _fits(value, str(known[name].type)), f"{name}={value!r} is no {known[name].type}"
@@ -112,6 +114,17 @@ def test_python_calls_bind_to_the_real_signature(root, path, node):
     except ValueError:
         pytest.skip(f"{path} is compiled and tells no signature")
     signature.bind(*[None for _ in node.args], **{keyword.arg: None for keyword in node.keywords if keyword.arg})
+
+
+def test_torch_npu_is_called_nowhere_else():
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if text.startswith(("torch_npu.", "torch.npu.", "torch.ops.npu")) or text == "torch.npu":
+                found.add(path.relative_to(PACKAGE).as_posix())
+    # The second one asks for the version and for operators, which the tests above bind by their schema.
+    assert found == {"backends/npu.py", "attention_ops/npu_fusion.py"}
 
 
 def test_reference_kernels_are_of_operators_that_exist():

@@ -33,11 +33,16 @@ test: check test-ascend-light
 # Nothing of it runs on hardware. The first run makes the environments: 1 GB for the light one, 8 GB for the full one.
 BED = $(PYTHON) tests/ascend/beds.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
+# Tests of the seams that also run on a device, here on the emulated one.
+SEAMS = tests/unit/test_backends.py tests/unit/test_attention_ops.py tests/unit/test_graph_wrappers.py tests/unit/test_sampling_check.py
+
 test-ascend-light:
 	$(BED) light -- python -m pytest -q tests/ascend/light $(PYTEST_ARGS)
+	$(BED) light -- python -m pytest -q -m npu $(SEAMS)
 
 test-ascend: test-ascend-light
-	ASCEND_EMULATOR_DEFER=1 $(BED) light -- python -m pytest -q tests/ascend/light/test_frames.py tests/ascend/light/test_engine.py
+	ASCEND_EMULATOR_DEFER=1 $(BED) light -- python -m pytest -q tests/ascend/light/test_frames.py tests/ascend/light/test_engine.py \
+	  tests/ascend/light/test_packed_weights.py
 	$(BED) full -- python -m pytest -q -rP -W default tests/ascend/full $(PYTEST_ARGS)
 
 # Every path against eager float32 on a CPU; writes docs/parity.md, .json and .png. Needs the environment only.

@@ -120,7 +120,6 @@ class AudioPump:
         self._prompt = np.zeros(slots, dtype=np.int64)
         self._streams: dict[int, _Stream] = {}
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
-        self._last_reset: Tensor | None = None
         self._stream = backend.new_stream(priority="low")  # where low is normal, the talker's work has to be high
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -163,11 +162,9 @@ class AudioPump:
         self._due_at[slot] = self._first
         self._prompt[slot] = prompt_rows
         self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, prompt_rows - reference_frames)
-        rows = to_device(self._backend, torch.tensor([slot]))
         self._stream.wait_stream(self._backend.current_stream())
-        with self._backend.on_stream(self._stream):
-            self._decoder.reset(rows)
-        self._last_reset = rows  # alive until the codec's stream has read it
+        with self._backend.on_stream(self._stream):  # the rows, too: their memory is only reused in this stream
+            self._decoder.reset(to_device(self._backend, torch.tensor([slot])))
         if reference_frames:
             self._unprimed[slot] = None
             self._prime()

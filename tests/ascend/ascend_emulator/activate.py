@@ -8,7 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from ascend_emulator import attention_kernels, layer, layer_kernels, rules
+from ascend_emulator import attention_kernels, layer, layer_kernels, origins, rules
+from ascend_emulator import triton_kernels as _triton_kernels  # noqa: F401  # defines operators that install() covers
 
 REPORT_VARIABLE = "ASCEND_EMULATOR_REPORT"  # a folder: each process keeps a file of its counters there
 REPORT_EVERY_S = 0.2
@@ -26,6 +27,7 @@ def after_torch_npu() -> None:
     layer.install()
     _active = True
     if REPORT_VARIABLE in os.environ:
+        origins.attribute()
         folder = Path(os.environ[REPORT_VARIABLE])
         threading.Thread(target=_keep_report, args=(folder / f"{os.getpid()}.json",), daemon=True).start()
 

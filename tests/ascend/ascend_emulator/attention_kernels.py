@@ -1,7 +1,8 @@
 """Reference kernels of the fused attention operators, with the refusals that their documentation states.
 
-Computed in float32 from what the arguments mean; the kernels' tiling and rounding are not modelled. Written apart from
-the package's own reference (qwen3tts_hw.attention_ops.npu_reference), so that the two can disagree.
+Computed from what the arguments mean, in float32, or for half precision in float64 and rounded once; how the kernels
+tile and round is not modelled. Written apart from the package's own reference
+(qwen3tts_hw.attention_ops.npu_reference), so that the two can disagree.
 """
 
 from __future__ import annotations
@@ -71,16 +72,17 @@ class Mask:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, hidden: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of ``[B, N, Sq, D]`` to ``[B, Nkv, Skv, D]`` in float32: output, row maximum, row sum."""
+    """Attention of ``[B, N, Sq, D]`` to ``[B, Nkv, Skv, D]``: output, row maximum and row sum, the latter float32."""
+    wide = torch.float32 if query.dtype == torch.float32 else torch.float64
     group = query.shape[1] // key.shape[1]
-    key, value = key.float().repeat_interleave(group, 1), value.float().repeat_interleave(group, 1)
-    scores = query.float() @ key.transpose(-1, -2) * scale
+    key, value = key.to(wide).repeat_interleave(group, 1), value.to(wide).repeat_interleave(group, 1)
+    scores = query.to(wide) @ key.transpose(-1, -2) * scale
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     maximum = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - maximum.masked_fill(maximum.isinf(), 0.0))
     total = weights.sum(-1, keepdim=True)
-    return weights @ value / total.clamp(min=1e-38), maximum, total
+    return weights @ value / total.clamp(min=1e-38), maximum.float(), total.float()
 
 
 def to_bnsd(tensor: torch.Tensor, layout: str, heads: int) -> torch.Tensor:

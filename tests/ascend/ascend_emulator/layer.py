@@ -7,6 +7,7 @@ import functools
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 LIBRARIES_VARIABLE = "ASCEND_EMULATOR_LIBRARIES"  # folder made by build.py; set by the test bed
 
@@ -25,6 +26,7 @@ def _operators() -> ctypes.CDLL:
 def _runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(os.environ[LIBRARIES_VARIABLE]) / "libascendcl.so"))
     library.ascend_emulator_counters.restype = ctypes.c_long
+    library.ascend_emulator_attribute.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     return library
 
 
@@ -57,6 +59,14 @@ def counters() -> Counter[str]:
         size = 2 * needed
     lines = (line.rsplit("\t", 1) for line in buffer.value.decode().splitlines())
     return Counter({name: int(number) for name, number in lines})
+
+
+def ask_origin(callback: Any, names: Any) -> None:
+    """Have a C function say who makes a request, as an index into an array of C strings; None: nobody is asked."""
+    number = 0 if names is None else len(names)
+    _runtime().ascend_emulator_attribute(
+        ctypes.cast(callback, ctypes.c_void_p), ctypes.cast(names, ctypes.c_void_p), number
+    )
 
 
 def reset_counters() -> None:

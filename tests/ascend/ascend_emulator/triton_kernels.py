@@ -1,8 +1,8 @@
 """Stand-ins for the Triton kernels on the dense text path of vLLM and vllm-ascend, in plain torch.
 
 Without a Triton backend vLLM replaces ``triton.jit`` by a placeholder. Here the placeholder runs the stand-in of the
-same name, and fails with the kernel's name if there is none. What the Triton compiler would make of the originals is
-not shown by this.
+same name, and fails with the kernel's name if there is none. A stand-in is one operator of the emulated device: it is
+queued, recorded and counted like any other. What the Triton compiler would make of the originals is not shown by this.
 """
 
 from __future__ import annotations
@@ -64,13 +64,32 @@ def replace_placeholder(module: ModuleType) -> None:
 
 @stand_in
 def _compute_slot_mapping_kernel(grid: Any, *arguments: Any, PAD_ID: int = -1, **_: Any) -> None:  # noqa: N803
+    """One operator of the device, as the kernel is one launch; see :func:`slot_mapping`."""
+    tokens, most, starts, positions, blocks, _stride, size, mapping = arguments
+    sizes = [grid[0] - 1, tokens, most, size, PAD_ID]
+    torch.ops.ascend_emulator.slot_mapping(sizes, starts, positions, blocks, mapping)
+
+
+def slot_mapping(
+    sizes: list[int],
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    mapping: torch.Tensor,
+) -> None:
     """Cache slot of every token: its block in the request's table, and the place in the block."""
-    num_tokens, max_num_tokens, query_start_loc, positions, block_table, _stride, block_size, slot_mapping = arguments
-    requests = grid[0] - 1
-    starts = query_start_loc[: requests + 1].cpu().long()
+    requests, num_tokens, max_num_tokens, block_size, padding = sizes
+    starts = query_start_loc[: requests + 1].long()
     total = int(starts[-1])
-    owner = torch.repeat_interleave(torch.arange(requests), starts.diff()).to(positions.device)
+    owner = torch.repeat_interleave(torch.arange(requests), starts.diff())
     places = positions[:total].long()
-    blocks = block_table[owner, places // block_size].to(slot_mapping.dtype)
-    slot_mapping[:total] = blocks * block_size + (places % block_size).to(slot_mapping.dtype)
-    slot_mapping[num_tokens:max_num_tokens] = PAD_ID
+    blocks = block_table[owner, places // block_size].to(mapping.dtype)
+    mapping[:total] = blocks * block_size + (places % block_size).to(mapping.dtype)
+    mapping[num_tokens:max_num_tokens] = padding
+
+
+OPERATORS = torch.library.Library("ascend_emulator", "DEF")
+OPERATORS.define(
+    "slot_mapping(int[] sizes, Tensor query_start_loc, Tensor positions, Tensor block_table, Tensor(a!) mapping) -> ()"
+)
+OPERATORS.impl("slot_mapping", slot_mapping, "CPU")

@@ -25,7 +25,7 @@ class Decoder:
     def reset(self, slots):
         was_reset.index_fill_(0, slots, 1.0)
 
-pump = AudioPump(SlotTable(7, 8, backend.device), Decoder(), backend, print, first_frames=1, steady_frames=8)
+pump = AudioPump(SlotTable(7, 8, backend), Decoder(), backend, print, first_frames=1, steady_frames=8)
 for slot in (0, 2, 4):
     pump.open(str(slot), slot, 4)
     later_work = [torch.full((1,), 6, dtype=torch.int64, device=backend.device) for _ in range(4)]

@@ -309,3 +309,30 @@ def test_counters_tell_graphs_from_eager_work():
     assert counts["eager aten::add.Tensor"] == counts["eager aten::sum"] == counts["host_syncs"] == 1
     assert counts["copies_host_to_device"] == 1
     assert layer.counters()["captures"] == 0
+
+
+def test_counters_tell_who_asked():
+    program = """
+import torch, torch_npu
+from ascend_emulator import layer, origins
+from qwen3tts_hw import backends, graph_wrappers
+from qwen3tts_hw.graph_wrappers import InputSpec
+
+backend = backends.resolve("npu")
+wrap = graph_wrappers.create("on", backend)
+twice = wrap(lambda x: x * 2, buckets=(1,), inputs=(InputSpec("x", (4,), torch.float32),), name="twice")
+twice.capture()
+x = torch.ones(1, 4, device=backend.device)
+torch.npu.synchronize()
+origins.attribute()
+layer.reset_counters()
+twice(x)
+(x + 1).sum().item()
+counts = layer.counters()
+for owner in ("package", "other"):
+    found = origins.of(counts, owner)
+    print(owner, *(found[name] for name in ("graph_replays", "eager copy on device", "eager aten::sum", "host_syncs")))
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    assert finished.stdout.splitlines()[-2:] == ["package 1 1 0 0", "other 0 0 1 1"]

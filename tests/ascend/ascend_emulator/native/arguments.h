@@ -1,8 +1,10 @@
 // What the operator layer knows of arguments: how device tensors are seen from the host, and what rules forbid.
 #pragma once
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <sys/mman.h>
 #include <torch/library.h>
 
 #include <functional>
@@ -48,9 +50,19 @@ Tensor host_view(const Tensor& t) {
   return at::from_blob(const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides(), options);
 }
 
-// A tensor of the same geometry whose contents are valid as an index, a probability and a divisor.
+// Zeros that take no memory until they are written: caches of gigabytes are arguments, too.
+Tensor large_stand_in(const Tensor& t, size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(memory != MAP_FAILED, "[ascend emulator] no address space for ", bytes, " bytes");
+  const auto options = at::TensorOptions().dtype(t.dtype()).device(at::kCPU);
+  return at::from_blob(memory, t.sizes(), t.strides(), [bytes](void* m) { munmap(m, bytes); }, options);
+}
+
+// A tensor of the same geometry whose contents are valid as an index and, unless it is large, a probability or divisor.
 Tensor stand_in(const Tensor& t) {
   const auto options = at::TensorOptions().dtype(t.dtype()).device(at::kCPU);
+  const size_t bytes = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
+  if (bytes > (size_t{1} << 20)) return large_stand_in(t, bytes);
   Tensor copy = at::empty_strided(t.sizes(), t.strides(), options);
   return at::isFloatingType(t.scalar_type()) ? copy.fill_(1) : copy.zero_();
 }

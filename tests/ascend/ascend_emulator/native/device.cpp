@@ -2,6 +2,7 @@
 //
 // ASCEND_EMULATOR_SOC names the chip (default Ascend910B1, an A2; Ascend910_9391 is an A3) and ASCEND_EMULATOR_CANN the
 // CANN version. Both change what is reported, not what is computed.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,9 @@ namespace emulator {
 namespace {
 std::mutex counter_mutex;
 std::map<std::string, long> counters;
+using AskOrigin = int (*)();
+std::atomic<AskOrigin> ask_origin{nullptr};
+std::vector<std::string> origins;
 thread_local int current_device = 0;
 
 const char* setting(const char* name, const char* otherwise) {
@@ -24,6 +28,11 @@ const char* setting(const char* name, const char* otherwise) {
 void count(const std::string& name, long by) {
   std::lock_guard<std::mutex> lock(counter_mutex);
   counters[name] += by;
+}
+
+void count_request(const std::string& name) {
+  count(name);
+  if (const AskOrigin ask = ask_origin.load()) count(origins.at(ask()) + ": " + name);
 }
 
 void report(const std::string& message) {
@@ -46,6 +55,11 @@ EXPORT long ascend_emulator_counters(char* buffer, long size) {
 EXPORT void ascend_emulator_reset_counters() {
   std::lock_guard<std::mutex> lock(counter_mutex);
   counters.clear();
+}
+// Have `ask` say who makes a request, as an index into `names`; called in the thread that makes it. Null: nobody asks.
+EXPORT void ascend_emulator_attribute(AskOrigin ask, const char* const* names, int number) {
+  if (ask) origins.assign(names, names + number);
+  ask_origin = ask;
 }
 // Called by every stub of a function that is not emulated (see build.py): answers success, and is counted.
 EXPORT long ascend_emulator_stub(const char* name) {

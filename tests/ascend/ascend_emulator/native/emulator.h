@@ -35,6 +35,10 @@ bool any_capture();
 // Named counters, read by the tests: replays, syncs, copies, operators.
 void count(const std::string& name, long by = 1);
 
+// The same for what the host asked the device for, and once more under who asked: "<origin>: <name>". Finding out may
+// take Python's lock, so the caller must not hold the runtime's.
+void count_request(const std::string& name);
+
 // Note a refusal for the test report and print it.
 void report(const std::string& message);
 

@@ -58,7 +58,7 @@ EXPORT aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream_handle)
     }
     for (const TaskPtr& task : graph->tasks) stream->queue.push_back(task);
   }
-  count("graph_replays");
+  count_request("graph_replays");
   if (!deferring()) run_pending(stream);
   return ACL_SUCCESS;
 }
@@ -105,12 +105,15 @@ EXPORT aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp 
 }
 
 EXPORT aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream handle) {
-  Lock lock(mutex);
-  Stream* stream = stream_of(handle);
-  if (!stream->update) return ACL_ERROR_STREAM_TASK_GROUP_STATUS;
-  const bool complete = stream->update_position == stream->update->size();
-  stream->update = nullptr;
-  count("group_updates");
+  bool complete;
+  {
+    Lock lock(mutex);
+    Stream* stream = stream_of(handle);
+    if (!stream->update) return ACL_ERROR_STREAM_TASK_GROUP_STATUS;
+    complete = stream->update_position == stream->update->size();
+    stream->update = nullptr;
+  }
+  count_request("group_updates");
   if (complete) return ACL_SUCCESS;
   report("a task group was updated with fewer tasks than it has");
   return ACL_ERROR_STREAM_TASK_GROUP_STATUS;

@@ -110,14 +110,14 @@ EXPORT aclError aclrtMemcpy(void* target, size_t, const void* source, size_t byt
     report("a synchronous copy while a stream is capturing");
     return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
   }
-  count("host_syncs");
-  count(copy_name(kind));
+  count_request("host_syncs");
+  count_request(copy_name(kind));
   std::memcpy(target, source, bytes);
   return ACL_SUCCESS;
 }
 EXPORT aclError aclrtMemcpyAsync(void* target, size_t, const void* source, size_t bytes, aclrtMemcpyKind kind,
                                  aclrtStream stream) {
-  count(copy_name(kind));
+  count_request(copy_name(kind));
   return submit(stream, copy_name(kind), [=] { std::memcpy(target, source, bytes); });
 }
 EXPORT aclError aclrtMemcpyAsyncWithCondition(void* target, size_t room, const void* source, size_t bytes,

@@ -14,6 +14,26 @@
 
 namespace {
 
+const std::set<std::string> kProducts = {"aten::linear", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
+                                         "aten::matmul", "npu::npu_linear"};
+
+// Run an operator on the host. Matrix products of half precision are computed in double and rounded once: the result of
+// a row then does not depend on how many rows are beside it. A device accumulates in float32, in an order it chooses.
+void call_on_host(const OperatorHandle& op, const std::string& name, Stack& stack) {
+  std::optional<at::ScalarType> half;
+  for (const IValue& value : stack) {
+    if (value.isTensor() && at::isReducedFloatingType(value.toTensor().scalar_type())) {
+      half = value.toTensor().scalar_type();
+    }
+  }
+  if (!half || !kProducts.count(name)) return op.callBoxed(stack);
+  for (IValue& value : stack) {
+    if (value.isTensor() && value.toTensor().defined()) value = value.toTensor().to(at::kDouble);
+  }
+  op.callBoxed(stack);
+  for (IValue& value : stack) value = value.toTensor().to(*half);
+}
+
 // One call on its way through the layer.
 class Call {
  public:
@@ -27,7 +47,7 @@ class Call {
     void* stream = current_stream();
     const Mode mode = emulator::mode_of(stream);
     check_arguments(name_, rule, in_, mode);
-    emulator::count((mode == Mode::kCapture ? "captured " : mode == Mode::kUpdate ? "updated " : "eager ") + name_);
+    emulator::count_request((mode == Mode::kCapture ? "captured " : mode == Mode::kUpdate ? "updated " : "eager ") + name_);
     find_packed();
     if (rule.waits_for_device) wait_for_stream(name_, mode);
     recorded_ = !rule.waits_for_device && emulator::defers(stream);
@@ -54,7 +74,7 @@ class Call {
     find_empty_results();
     Stack stack(arguments_.begin(), arguments_.end());
     for (const auto& [position, matrix] : packed_) stack[position] = matrix.read();
-    op_.callBoxed(stack);
+    call_on_host(op_, name_, stack);
     for (size_t position : empty_results_) {
       const Tensor host = arguments_[position].toTensor();
       Tensor device = in_[position].toTensor();
@@ -109,7 +129,7 @@ class Call {
   }
 
   Tensor to_device(const Tensor& result, size_t index) {
-    if (!result.defined()) return written(Tensor(), result);
+    if (!result.defined() || result.is_meta()) return written(Tensor(), result);  // made for another device on purpose
     if (schema_.returns().size() == 1 && empty_results_.size() == 1) {
       return written(Tensor(), in_[empty_results_[0]].toTensor());
     }
@@ -162,7 +182,7 @@ class Call {
       Stack stack(arguments.begin(), arguments.end());
       for (const auto& [position, matrix] : packed) stack[position] = matrix.read();
       try {
-        op.callBoxed(stack);
+        call_on_host(op, name, stack);
         size_t position = 0;
         for (const IValue& value : stack) {
           for_each_tensor(value, [&](const Tensor& tensor) {
@@ -210,12 +230,12 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   const Mode mode = emulator::mode_of(stream);
   const bool to_host = !on_device(self), from_host = !on_device(source);
   const char* name = to_host ? "copy device to host" : from_host ? "copy host to device" : "copy on device";
-  emulator::count((mode == Mode::kCapture ? "captured " : "eager ") + std::string(name));
+  emulator::count_request((mode == Mode::kCapture ? "captured " : "eager ") + std::string(name));
   bool waits = false;
   if (to_host || from_host) {
     const Tensor& host = to_host ? self : source;
     waits = !non_blocking || !host.is_pinned();
-    emulator::count(to_host ? "copies_device_to_host" : "copies_host_to_device");
+    emulator::count_request(to_host ? "copies_device_to_host" : "copies_host_to_device");
     if (waits) wait_for_stream(std::string(name) + (host.is_pinned() ? "" : " (pageable memory)"), mode);
   }
   TORCH_CHECK(!is_packed(self) && (to_host || !is_packed(source)), "[ascend emulator] ", name,
@@ -236,7 +256,7 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
 
 at::Scalar read_scalar(const Tensor& self) {
   wait_for_stream("aten::_local_scalar_dense", emulator::mode_of(current_stream()));
-  emulator::count("eager aten::_local_scalar_dense");
+  emulator::count_request("eager aten::_local_scalar_dense");
   TORCH_CHECK(!is_packed(self), "[ascend emulator] aten::_local_scalar_dense of a tensor in FRACTAL_NZ");
   return host_view(self).item();
 }
@@ -336,16 +356,17 @@ EXPORT long ascend_emulator_install() {
   long replaced = 0;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const std::string full = full_name(name), space = full.substr(0, full.find("::"));
-    if (space != "aten" && space != "npu" && space != "atb" && space != "_C_ascend") continue;
+    const bool own = space == "ascend_emulator";  // stand-ins for kernels that are no operators
+    if (!own && space != "aten" && space != "npu" && space != "atb" && space != "_C_ascend") continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema() || kKept.count(full)) continue;
     const std::string local = full.substr(space.size() + 2);
     const bool has_kernel = op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
     // Without a device kernel, a composite operator falls apart into others; one that only the host computes is refused.
     const bool host_only = op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_composite(*op);
-    if (!has_kernel && (space != "aten" || !host_only)) continue;
+    if (!has_kernel && !own && (space != "aten" || !host_only)) continue;
     if (!done.insert(full).second) continue;
-    auto function = !has_kernel            ? torch::CppFunction::makeFromBoxedFunction<&without_kernel>()
+    auto function = !has_kernel && !own     ? torch::CppFunction::makeFromBoxedFunction<&without_kernel>()
                     : computes_on_host(*op) ? torch::CppFunction::makeFromBoxedFunction<&any_operator>()
                                             : torch::CppFunction::makeFromBoxedFunction<&without_reference>();
     library(space).impl(local.c_str(), std::move(function));

@@ -17,7 +17,8 @@ std::set<Stream*> streams;
 
 namespace {
 
-constexpr int kPatience = 120;  // rounds of waiting for another thread before a wait counts as a deadlock
+constexpr int kPatience = 120;  // rounds without any task finished before a wait counts as a deadlock
+constexpr int kPatienceWithTask = 2400;  // the same while another thread is at a task, which may be a long one
 constexpr auto kRound = std::chrono::milliseconds(25);
 constexpr int kDeadlock = 507014;  // what the real runtime reports when a task does not end in time
 
@@ -29,10 +30,14 @@ bool ready(const Task& task) {
 }
 
 // Run the first task of a stream; false if there is none, it must wait, or another thread is at it.
+//
+// The task is let go after the lock: its tensors may be the last of theirs, and a thread that gives up a tensor may need
+// Python's lock, whose holder may be waiting for this one.
 bool step(Stream* stream) {
+  TaskPtr task;
   Lock lock(mutex);
   if (stream->running || stream->queue.empty() || !ready(*stream->queue.front())) return false;
-  TaskPtr task = stream->queue.front();
+  task = stream->queue.front();
   stream->running = true;
   switch (task->kind) {
     case Task::Kind::kRun:
@@ -71,6 +76,13 @@ bool advance(Stream* stream) {
     Lock lock(mutex);
     const bool waits = !stream->queue.empty() && stream->queue.front()->kind == Task::Kind::kWaitEvent;
     stream = waits ? stream->queue.front()->event->stream : nullptr;
+  }
+  return false;
+}
+
+bool any_running() {
+  for (const Stream* stream : streams) {
+    if (stream->running) return true;
   }
   return false;
 }
@@ -144,10 +156,11 @@ void enqueue(Stream* stream, TaskPtr task) {
 
 // Run tasks until `done`: those of `stream` and what it waits for; others only if that leads nowhere.
 int wait_for(const std::function<bool()>& done, Stream* stream, const char* who) {
-  for (int round = 0; round < kPatience;) {
+  for (int round = 0;;) {
     {
       Lock lock(mutex);
       if (done()) return ACL_SUCCESS;
+      if (round >= (any_running() ? kPatienceWithTask : kPatience)) break;
     }
     if (advance(stream) || step_others(stream)) {
       round = 0;
@@ -155,8 +168,8 @@ int wait_for(const std::function<bool()>& done, Stream* stream, const char* who)
     }
     Lock lock(mutex);
     if (done()) return ACL_SUCCESS;
-    changed.wait_for(lock, kRound);
-    ++round;
+    const bool progress = changed.wait_for(lock, kRound) == std::cv_status::no_timeout;  // by another thread
+    round = progress ? 0 : round + 1;
   }
   report(std::string(who) + ": deadlock, tasks wait for an event or a value that never comes");
   return kDeadlock;
@@ -191,7 +204,7 @@ int submit(void* handle, const std::string& name, Run run) {
         report("a task group was updated with " + name + " in the place of " + old->name);
         return ACL_ERROR_STREAM_TASK_GROUP_STATUS;
       }
-      old->run = std::move(task->run);
+      old->run.swap(task->run);  // what is replaced is let go with `task`, after the lock
       return ACL_SUCCESS;
     }
     if (stream->capture) {
@@ -205,7 +218,7 @@ int submit(void* handle, const std::string& name, Run run) {
 }
 
 int synchronize(void* handle, const char* who) {
-  count("host_syncs");
+  count_request("host_syncs");
   return drain(stream_of(handle), who);
 }
 
@@ -260,7 +273,7 @@ aclError synchronize_device(const char* who) {
     Lock lock(mutex);
     all.assign(streams.begin(), streams.end());
   }
-  count("device_syncs");
+  count_request("device_syncs");
   for (Stream* stream : all) {
     if (const int error = drain(stream, who)) return error;
   }
@@ -368,7 +381,7 @@ EXPORT aclError aclrtSynchronizeEvent(aclrtEvent handle) {
       return ACL_ERROR_RT_EVENT_CAPTURED;
     }
   }
-  count("event_syncs");
+  count_request("event_syncs");
   return wait_for([&] { return event->recorded >= event->issued; }, event->stream, "aclrtSynchronizeEvent");
 }
 

@@ -285,7 +285,9 @@ def _doctor(options: argparse.Namespace) -> int:
     for section, values in report.items():
         sys.stdout.write(f"{section}\n")
         for name, value in values.items():
-            sys.stdout.write(f"  {name:<22} {value}\n")
+            facts = value if isinstance(value, dict) else {}
+            sys.stdout.write(f"  {name:<22} {'' if facts else value}".rstrip() + "\n")
+            sys.stdout.writelines(f"    {fact:<20} {what}\n" for fact, what in facts.items())
     return 0
 
 

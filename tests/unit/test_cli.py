@@ -283,6 +283,7 @@ class TestDoctor:
         printed = capsys.readouterr().out.splitlines()
         assert printed[0] == "versions"
         assert any(line.split()[:2] == ["attention", "op"] for line in printed)
+        assert any(line.split()[0] == "device_name" for line in printed), "a device's facts, one per line"
 
     def test_forms_and_why(self, capsys, monkeypatch):
         monkeypatch.setattr(backends, "resolve", lambda name="cpu": CpuBackend())

@@ -112,7 +112,7 @@ class NpuBackend(AcceleratorBackend):
     def _preferred_layout(self) -> tuple[WeightLayout, str]:
         mode = _vllm_ascend_nz_mode()
         if mode is None:
-            return "plain", "nothing measured yet says that packed is faster"
+            return "plain", "not measured yet; under vllm-ascend its weight_nz_mode decides"
         return (
             "packed" if mode == _PACKS_HALVES else "plain",
             f"as vllm-ascend: its weight_nz_mode is {mode}, and {_PACKS_HALVES} packs half-precision weights",

@@ -49,8 +49,26 @@ def test_doctor_tells_what_an_a2_would_use_and_why():
     why = "the device has no compiler for the fused kernels"
     assert chosen["code predictor"] == f"plain (setting predictor=auto: {why})"
     assert chosen["codec decoder"] == f"plain, float32 (setting codec_kernels=auto: {why})"
-    assert chosen["weight layout"].startswith("plain (setting weight_layout=auto: nothing measured yet")
+    assert chosen["weight layout"].startswith("plain (setting weight_layout=auto: not measured yet; under vllm-ascend")
     assert doctor(QWEN3TTS_WEIGHT_LAYOUT="packed")["would use"]["weight layout"].startswith("packed ")
+
+
+def test_float32_is_float32_and_nothing_is_compiled_while_serving():
+    program = """
+import torch_npu
+from qwen3tts_hw import backends
+backend = backends.resolve("npu")
+torch_npu.npu.matmul.allow_hf32 = torch_npu.npu.conv.allow_hf32 = True
+torch_npu.npu.set_compile_mode(jit_compile=True)
+torch_npu.npu.config.allow_internal_format = True
+for _ in range(2):
+    print(*(torch_npu._C._npu_getOption(name) for name in
+            ("ALLOW_MATMUL_HF32", "ALLOW_CONV_HF32", "jitCompile", "ALLOW_INTERNAL_FORMAT")))
+    backend.prepare_process()
+"""
+    before, after = run("-c", program).stdout.splitlines()[-2:]
+    assert before.count("enable") == 4, before
+    assert after.count("disable") == 4, after
 
 
 @pytest.mark.parametrize(("built_for", "fits"), [("A2", False), ("_910_93", False), ("A3", True)])

@@ -116,8 +116,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def restore_weights(self, module: torch.nn.Module) -> None:
-        """Undo :meth:`prepare_weights`, so that weights can be loaded into the module again."""
+    def check_reload(self) -> None:
+        """Raise UnsupportedError if other weights can no longer be loaded into modules whose weights are prepared."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -186,8 +186,8 @@ class AcceleratorBackend(Backend):
     def prepare_weights(self, module: torch.nn.Module) -> None:
         """Change nothing: the kernels take the weights as they are."""
 
-    def restore_weights(self, module: torch.nn.Module) -> None:
-        """Change nothing: nothing was changed."""
+    def check_reload(self) -> None:
+        """Return: weights can be loaded again."""
 
     def synchronize(self) -> None:
         self._module.synchronize(self.device)

@@ -67,8 +67,8 @@ class CpuBackend(Backend):
     def prepare_weights(self, module: torch.nn.Module) -> None:
         """Change nothing: the kernels take the weights as they are."""
 
-    def restore_weights(self, module: torch.nn.Module) -> None:
-        """Change nothing: nothing was changed."""
+    def check_reload(self) -> None:
+        """Return: weights can be loaded again."""
 
     def synchronize(self) -> None:
         """Return: there is nothing to wait for."""

@@ -33,7 +33,7 @@ _FAMILIES = (
     (range(250, 256), "A3", "Atlas A3, 910C"),
     (range(260, 261), "A5", "Atlas A5, 950"),
 )
-ND, FRACTAL_NZ = 2, 29  # aclFormat
+FRACTAL_NZ = 29  # aclFormat
 _TILE = 16  # rows, and half-precision columns, of a tile of FRACTAL_NZ
 _PACKS_HALVES = 2  # vllm-ascend's weight_nz_mode: 0 packs nothing, 1 quantised weights, 2 half-precision ones too
 
@@ -77,29 +77,29 @@ class NpuBackend(AcceleratorBackend):
         weights = list(matrices(module))
         if weights and not any(packable(weight) for weight in weights):
             logger.warning("no weight of %s can be packed: they are %s", type(module).__name__, weights[0].dtype)
-        self._packed += self._cast(module, FRACTAL_NZ)
-
-    def restore_weights(self, module: torch.nn.Module) -> None:
-        self._packed -= self._cast(module, ND)
-
-    def _cast(self, module: torch.nn.Module, layout: int) -> int:
-        """Bring the module's matrices into that layout where they are not; returns how many were changed."""
-        changed = 0
         with self._private_formats_allowed():
-            for weight in matrices(module):
-                if (self._format(weight) == FRACTAL_NZ) == (layout == FRACTAL_NZ) or not packable(weight):
-                    continue
-                weight.data = self._torch_npu.npu_format_cast(weight.data, layout)
-                changed += 1
-                if (self._format(weight) == FRACTAL_NZ) != (layout == FRACTAL_NZ):
-                    raise UnsupportedError(
-                        f"a weight {list(weight.shape)} was to be cast to format {layout}, but torch_npu "
-                        f"{self._torch_npu.__version__} left it in {self._format(weight)}; set weight_layout to plain"
-                    )
-        return changed
+            for weight in weights:
+                if packable(weight) and not self._is_packed(weight):
+                    self._pack(weight)
 
-    def _format(self, tensor: torch.Tensor) -> int:
-        return int(self._torch_npu.get_npu_format(tensor))
+    def _pack(self, weight: torch.Tensor) -> None:
+        weight.data = self._torch_npu.npu_format_cast(weight.data, FRACTAL_NZ)
+        if not self._is_packed(weight):
+            raise UnsupportedError(
+                f"torch_npu {self._torch_npu.__version__} did not bring a weight {list(weight.shape)} into FRACTAL_NZ; "
+                f"set weight_layout to plain"
+            )
+        self._packed += 1
+
+    def _is_packed(self, tensor: torch.Tensor) -> bool:
+        return int(self._torch_npu.get_npu_format(tensor)) == FRACTAL_NZ
+
+    def check_reload(self) -> None:
+        if self._packed:
+            raise UnsupportedError(
+                "packed weights cannot be replaced: no part of one can be written, and captured graphs read them where "
+                "they are; set weight_layout to plain"
+            )
 
     @contextmanager
     def _private_formats_allowed(self) -> Iterator[None]:

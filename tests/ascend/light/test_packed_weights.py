@@ -16,11 +16,15 @@ torch_npu = pytest.importorskip("torch_npu", reason="runs in the light bed: make
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from qwen3tts_hw.backends.npu import FRACTAL_NZ, ND, matrices, packable  # noqa: E402
+from qwen3tts_hw.backends.npu import FRACTAL_NZ, NpuBackend, matrices, packable  # noqa: E402
 from qwen3tts_hw.engine.local import LocalEngine  # noqa: E402
+from qwen3tts_hw.errors import UnsupportedError  # noqa: E402
+from qwen3tts_hw.model.weights import load, predictor_targets  # noqa: E402
 from qwen3tts_hw.prompt.request import build_request  # noqa: E402
 from qwen3tts_hw.settings import Settings  # noqa: E402
 from tests.ascend.light.device import Parts, backend, counting, operators  # noqa: E402
+
+ND = 2
 
 
 @pytest.fixture
@@ -33,11 +37,11 @@ def allowed():
 
 @pytest.fixture
 def packing():
-    """The backend, told to pack; back to its default afterwards."""
-    device = backend("npu")
+    """A backend that packs."""
+    device = NpuBackend(torch_npu, 0)
+    device.prepare_process()
     device.choose_weight_layout("packed")
-    yield device
-    device.choose_weight_layout("auto")
+    return device
 
 
 def packed(*shape, dtype=torch.bfloat16):
@@ -139,7 +143,7 @@ class TestBackend:
     def parts(self, directory):
         return Parts(directory, "npu", "npu_fusion_v3", torch.bfloat16)
 
-    def test_only_matrices_of_the_predictor_are_packed_and_can_be_restored(self, parts, packing):
+    def test_only_matrices_of_the_predictor_are_packed(self, parts, packing):
         predictor = parts.predictor
         before = {name: value.cpu() for name, value in predictor.named_parameters()}
         packing.prepare_weights(predictor)
@@ -149,18 +153,25 @@ class TestBackend:
         assert plain == {name for name in formats if name.endswith(("norm.weight", "bias"))}
         assert len(formats) - len(plain) == len(list(matrices(predictor))) == packing.describe()["packed_matrices"]
         assert layout(parts.codes.table) == ND, "it is looked up"
-        assert {name: value.cpu().tolist() for name, value in predictor.named_parameters()} == {
-            name: value.tolist() for name, value in before.items()
-        }
-        packing.restore_weights(predictor)
-        assert {layout(value) for value in predictor.parameters()} == {ND}
-        assert packing.describe()["packed_matrices"] == 0
         assert all(torch.equal(value.cpu(), before[name]) for name, value in predictor.named_parameters())
+
+    def test_packed_weights_cannot_be_replaced(self, parts, packing):
+        packing.check_reload()
+        packing.prepare_weights(parts.predictor)
+        with pytest.raises(UnsupportedError, match="packed weights cannot be replaced"):
+            packing.check_reload()
+        targets = predictor_targets(parts.predictor)
+        with pytest.raises(RuntimeError, match="can only be copied to the host"):
+            load([(name, torch.zeros(target.shape)) for name, target in targets.items()], targets)
 
     def test_the_switch_of_the_process_is_left_as_it_was(self, parts, packing):
         packing.prepare_weights(parts.predictor)
         test_without_the_process_wide_switch_nothing_is_packed()
-        packing.restore_weights(parts.predictor)
+
+    def test_a_cast_that_torch_npu_ignores_is_an_error(self, parts, packing, monkeypatch):
+        monkeypatch.setattr(torch_npu, "npu_format_cast", lambda tensor, _: tensor)
+        with pytest.raises(UnsupportedError, match=r"did not bring a weight \[\d+, \d+\] into FRACTAL_NZ"):
+            packing.prepare_weights(parts.predictor)
 
     def test_float32_is_not_packed_and_that_is_said(self, directory, packing, caplog):
         with caplog.at_level(logging.WARNING):

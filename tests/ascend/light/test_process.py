@@ -71,7 +71,7 @@ for _ in range(2):
     assert after.count("disable") == 4, after
 
 
-@pytest.mark.parametrize(("built_for", "fits"), [("A2", False), ("_910_93", False), ("A3", True)])
+@pytest.mark.parametrize(("built_for", "fits"), [("A2", False), ("_310P", False), ("A3", True)])
 def test_doctor_names_an_a3_and_explains_a_wheel_that_is_not_for_it(tmp_path, built_for, fits):
     package = tmp_path / "vllm_ascend"
     package.mkdir()

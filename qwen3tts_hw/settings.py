@@ -44,6 +44,7 @@ class Settings:
         "medium" 6e-4, "low" 5e-3 (plain form in bfloat16: 5e-2); random weights of the published size.
     weight_layout: "packed" keeps the code predictor's matrices (and the local engine's talker's) in the device's own
         layout; "auto" asks the backend.
+    codec_device: a device of its own for the codec, such as "cuda:1"; empty: the talker's.
     codec_rows: most streams in one captured codec step; more run in slices.
     first_chunk_frames: frames decoded and sent first; chunks double from there.
     chunk_frames: most frames per chunk.
@@ -75,6 +76,7 @@ class Settings:
     codec_kernels: str = "auto"
     codec_precision: str = "medium"
     weight_layout: str = "auto"
+    codec_device: str = ""
     codec_rows: int = 64
     first_chunk_frames: int = 1
     chunk_frames: int = 8

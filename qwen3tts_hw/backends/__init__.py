@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qwen3tts_hw.backends.base import Backend, Capabilities, Event, Stream
+from qwen3tts_hw.errors import UnsupportedError
 from qwen3tts_hw.registry import Registry
 
-__all__ = ["BACKENDS", "Backend", "Capabilities", "Event", "Stream", "resolve"]
+__all__ = ["BACKENDS", "Backend", "Capabilities", "Event", "Stream", "resolve", "resolve_device"]
 
 
 def _cpu(index: int | None) -> Backend:
@@ -44,6 +45,14 @@ def resolve(name: str = "auto", *, index: int | None = None) -> Backend:
     unknown or the device is not there, saying what was found.
     """
     return BACKENDS.get(_best() if name == "auto" else name)(index)
+
+
+def resolve_device(device: str) -> Backend:
+    """Return the backend for a device as torch spells it, such as "cuda:1"; raises UnsupportedError."""
+    name, _, number = device.partition(":")
+    if number and not number.isdecimal():
+        raise UnsupportedError(f"{device!r} is no device; expected a form such as cuda:1")
+    return resolve(name, index=int(number) if number else None)
 
 
 def _best() -> str:

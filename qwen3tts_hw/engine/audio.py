@@ -3,7 +3,8 @@
 The pump counts frames per slot on the host, optimistically: a request that ended on the device may be counted one frame
 too many. Each chunk therefore travels with the slot's true frontier, and the sender, which waits for the copy in a
 thread of its own, cuts the chunk to the frames that exist. Codec steps run on a stream of their own beside the talker,
-batched over all slots that are due the same number of frames. Nothing here knows vLLM or where packets go.
+or on a device of their own, batched over all slots that are due the same number of frames. Nothing here knows vLLM or
+where packets go.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,7 +81,8 @@ class _Stream:
 class _Job:
     """Copies under way: the sender waits for ``ready`` and then reads the host tensors.
 
-    ``keeps`` holds device tensors that the codec's stream still reads, so that their memory is not given out again.
+    ``keeps`` holds tensors of the talker's stream that the codec's still reads, so that their memory is not given out
+    again.
     """
 
     streams: list[_Stream]
@@ -98,7 +100,8 @@ class AudioPump:
     """Decode and send the frames of all slots.
 
     Calls come from the engine's thread; ``sink`` is called from the pump's sender thread, in order per request.
-    ``first_frames`` and ``steady_frames`` bound the chunk size, which doubles from one to the other.
+    ``backend`` is the decoder's device, which may be another one than the table's. ``first_frames`` and
+    ``steady_frames`` bound the chunk size, which doubles from one to the other.
     """
 
     def __init__(
@@ -121,6 +124,9 @@ class AudioPump:
         self._streams: dict[int, _Stream] = {}
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
         self._stream = backend.new_stream(priority="low")  # where low is normal, the talker's work has to be high
+        self._home = table.backend
+        # A copy between devices makes the streams of both wait for each other, so none is the talker's own.
+        self._leaving = None if backend.device == self._home.device else self._home.new_stream()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._send_jobs, name="qwen3tts-audio", daemon=True)
@@ -148,7 +154,12 @@ class AudioPump:
 
     def capture(self) -> None:
         """Capture the codec's steps; call once, before the first stream is opened."""
-        self._decoder.capture()
+        if self._leaving is None:
+            self._decoder.capture()
+            return
+        with self._backend.on_stream(self._stream):  # which makes its device the current one, too
+            self._decoder.capture()
+        self._backend.synchronize()
 
     def open(
         self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False, reference_frames: int = 0
@@ -162,7 +173,7 @@ class AudioPump:
         self._due_at[slot] = self._first
         self._prompt[slot] = prompt_rows
         self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, prompt_rows - reference_frames)
-        self._stream.wait_stream(self._backend.current_stream())
+        self._hand_over()  # the state itself, which the talker's stream has made
         with self._backend.on_stream(self._stream):  # the rows, too: their memory is only reused in this stream
             self._decoder.reset(to_device(self._backend, torch.tensor([slot])))
         if reference_frames:
@@ -223,16 +234,26 @@ class AudioPump:
     def _prime_slot(self, slot: int, stop: int) -> None:
         """Feed the codec the frames of ``slot``'s reference up to position ``stop``.
 
-        All tensors belong to the codec's stream, so none needs to be kept until it has read them.
+        All tensors belong to the codec's stream, or live as long as the slot table: none needs to be kept.
         """
         stream = self._streams[slot]
-        self._stream.wait_stream(self._backend.current_stream())
+        (reference,) = self._hand_over(self._table.codes[slot, stream.primed_to : stop])
         with self._backend.on_stream(self._stream):
             rows = to_device(self._backend, torch.tensor([slot]))
-            for first in range(stream.primed_to, stop, PRIMED_FRAMES_PER_CALL):
-                codes = self._table.codes[slot, first : min(stop, first + PRIMED_FRAMES_PER_CALL)]
+            for codes in reference.split(PRIMED_FRAMES_PER_CALL):
                 self._decoder.decode(codes.to(torch.int64).t()[None].contiguous(), rows)
         stream.primed_to = stop
+
+    def _hand_over(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """The tensors, which the talker's stream is still to fill, as the codec's stream may read them."""
+        home, backend = self._home, self._backend
+        if self._leaving is None:
+            self._stream.wait_stream(home.current_stream())
+            return tensors
+        self._leaving.wait_stream(home.current_stream())
+        with home.on_stream(self._leaving), backend.on_stream(self._stream):
+            copy_ahead = backend.capabilities.async_copy
+            return [tensor.to(backend.device, non_blocking=copy_ahead) for tensor in tensors]
 
     def _decode(self, slots: np.ndarray, *, last: bool) -> None:
         pending = self._made[slots] - self._decoded[slots]
@@ -246,14 +267,15 @@ class AudioPump:
         """Decode ``frames`` frames of each slot and start their copies to the host."""
         table, backend = self._table, self._backend
         starts = self._decoded[slots]
-        rows = to_device(backend, torch.from_numpy(np.stack([slots, self._prompt[slots] + starts])))
+        rows = to_device(self._home, torch.from_numpy(np.stack([slots, self._prompt[slots] + starts])))
         slot_rows, first_rows = rows[0], rows[1]
         positions = first_rows[:, None] + torch.arange(frames, device=table.device)
         codes = table.codes[slot_rows[:, None], positions.clamp(max=table.max_positions - 1)]  # [R, F, 16]
         frontier = table.frontier[slot_rows]
         streams = [self._streams[int(slot)] for slot in slots]
         job = _Job(streams, starts.tolist(), frames, last, ready=backend.new_event())
-        self._stream.wait_stream(backend.current_stream())
+        job.keeps = (codes, frontier, rows)
+        codes, frontier, slot_rows = self._hand_over(codes, frontier, slot_rows)
         with backend.on_stream(self._stream):
             pcm = self._decoder.decode(codes.to(torch.int64).transpose(1, 2), slot_rows)
             job.pcm, job.frontier = to_host(backend, pcm), to_host(backend, frontier)
@@ -261,7 +283,6 @@ class AudioPump:
                 job.codes = to_host(backend, codes)
             assert job.ready is not None
             job.ready.record(self._stream)
-        job.keeps = (codes, frontier, rows, pcm)
         self._jobs.put(job)
 
     def _send_jobs(self) -> None:

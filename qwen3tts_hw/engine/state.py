@@ -57,7 +57,7 @@ class SlotTable:
         speaker_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.num_slots, self.max_positions, self.device = num_slots, max_positions, backend.device
-        self._backend = backend
+        self.backend = backend
         self.scratch = num_slots
         rows = num_slots + 1
 
@@ -110,7 +110,7 @@ class SlotTable:
             self.speaker_rows[slot] = -1
         floats, integers = _floats(sampling), _integers(sampling)
         parts = (text, codes.reshape(-1).view(np.int32), floats.view(np.int32), integers)
-        packed = to_device(self._backend, torch.from_numpy(np.concatenate(parts)))
+        packed = to_device(self.backend, torch.from_numpy(np.concatenate(parts)))
         sent = packed.split([len(part) for part in parts])
         self.text[slot] = layout.pad_text_id
         self.text[slot, : len(text)] = sent[0]
@@ -127,7 +127,7 @@ class SlotTable:
         """Upload a cloned voice's embedding and write its reference into the prompt's ``codes``."""
         assert self.speaker is not None
         embedding = torch.from_numpy(np.frombuffer(voice.embedding, dtype="<f4").copy())
-        self.speaker[slot] = to_device(self._backend, embedding)
+        self.speaker[slot] = to_device(self.backend, embedding)
         self.speaker_rows[slot] = -1 if layout.speaker_row is None else layout.speaker_row
         if layout.reference_start is not None:
             reference = np.frombuffer(voice.reference_codes, dtype="<i2").reshape(-1, NUM_CODEBOOKS)

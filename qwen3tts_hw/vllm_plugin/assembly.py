@@ -41,6 +41,7 @@ class SpeechParts:
     text_embedder: TextEmbedder
     code_embedder: CodeEmbedder
     predictor: CodePredictor
+    codec_backend: Backend  # the talker's, unless the codec has a device of its own
     codec: CodecDecoder
     voice_encoder: VoiceEncoder | None  # of Base checkpoints
 
@@ -55,6 +56,7 @@ def build_parts(vllm_config: Any) -> SpeechParts:
     backend.prepare_process()
     backend.choose_weight_layout(settings.weight_layout)
     check_hash(device)
+    codec_backend = backends.resolve_device(settings.codec_device) if settings.codec_device else backend
     dtype = vllm_config.model_config.dtype
     attention = attention_ops.create(settings.attention_op, backend)
     codes = CodeEmbedder(config, device=device, dtype=dtype)
@@ -69,7 +71,8 @@ def build_parts(vllm_config: Any) -> SpeechParts:
         text_embedder=TextEmbedder(config, device=device, dtype=dtype),
         code_embedder=codes,
         predictor=CodePredictor(config, codes, attention, max_rows=rows, device=device, dtype=dtype),
-        codec=CodecDecoder(config.codec, device, getattr(torch, settings.codec_dtype)),
+        codec_backend=codec_backend,
+        codec=CodecDecoder(config.codec, codec_backend.device, getattr(torch, settings.codec_dtype)),
         voice_encoder=VoiceEncoder(config, backend) if config.variant == "base" else None,
     )
 
@@ -78,15 +81,15 @@ def build_engine(parts: SpeechParts, table: SlotTable, outbox: AudioOutbox) -> S
     """Join the loaded modules to a running engine."""
     settings = parts.settings
     form = codec_kernels.create(
-        settings.codec_kernels, parts.backend, precision=settings.codec_precision, dtype=settings.codec_dtype
+        settings.codec_kernels, parts.codec_backend, precision=settings.codec_precision, dtype=settings.codec_dtype
     )
     if form is not None:
         parts.codec.use(form)
-    wrap = graph_wrappers.create(settings.graphs, parts.backend)
+    wrap = graph_wrappers.create(settings.graphs, parts.codec_backend)
     pump = AudioPump(
         table,
         CodecSteps(parts.codec, table.num_slots + 1, wrap, most_rows=settings.codec_rows),
-        parts.backend,
+        parts.codec_backend,
         outbox.send,
         first_frames=settings.first_chunk_frames,
         steady_frames=settings.chunk_frames,

@@ -119,6 +119,7 @@ class SpeechDriver:
             "predictor": parts.predictor.form,
             "talker_dtype": str(parts.dtype).removeprefix("torch."),
             "codec": parts.codec.form,
+            "codec_device": str(parts.codec_backend.device),
             "codec_step": self.engine.pump.mode,
             "codec_dtype": parts.settings.codec_dtype,
             "kernels_folder": self._kernels_folder,

@@ -128,7 +128,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
         if parts.voice_encoder is not None:
             parts.voice_encoder.load(checkpoint)
         parts.backend.prepare_weights(parts.predictor)
-        parts.backend.prepare_weights(parts.codec)
+        parts.codec_backend.prepare_weights(parts.codec)
         parts.predictor.adopt(parts.settings.predictor, parts.backend)
         return {name for name, _ in self.named_parameters()}
 

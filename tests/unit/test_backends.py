@@ -185,3 +185,11 @@ def test_prepared_process_multiplies_float32_exactly(name):
 def test_cuda_refuses_an_index_beyond_the_last_device():
     with pytest.raises(UnsupportedError, match="device cuda:99 was asked for"):
         backends.resolve("cuda", index=99)
+
+
+def test_a_device_is_found_by_the_name_that_torch_gives_it() -> None:
+    assert backends.resolve_device("cpu").device == torch.device("cpu")
+    with pytest.raises(UnsupportedError, match="no device; expected a form such as cuda:1"):
+        backends.resolve_device("cpu:one")
+    with pytest.raises(UnsupportedError, match="gpu"):
+        backends.resolve_device("gpu:1")

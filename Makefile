@@ -43,6 +43,7 @@ test-ascend-light:
 test-ascend: test-ascend-light
 	ASCEND_EMULATOR_DEFER=1 $(BED) light -- python -m pytest -q tests/ascend/light/test_frames.py tests/ascend/light/test_engine.py tests/ascend/light/test_pump.py \
 	  tests/ascend/light/test_packed_weights.py
+	$(BED) full -- python -m pytest -q tests/ascend/light
 	$(BED) full -- python -m pytest -q -rP -W default tests/ascend/full $(PYTEST_ARGS)
 
 # Every path against eager float32 on a CPU; writes docs/parity.md, .json and .png. Needs the environment only.

@@ -8,13 +8,13 @@
 # is 10 s. Each program's last line (JSON with versions, commit and device) becomes one file. Environment:
 #   PYTHON   interpreter of an environment with this package and vLLM (default python3)
 #   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
-#   ONLY     some of: predictor codec serving (default: all)
+#   ONLY     some of: predictor codec serving soak (default: these), kernels (their tests under compute-sanitizer)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-benchmarks/results}" && cd "${1:-benchmarks/results}" && pwd)
 python=${PYTHON:-python3}
 work=${WORK:-$(mktemp -d)}
-only=${ONLY:-predictor codec serving}
+only=${ONLY:-predictor codec serving soak}
 port=${PORT:-8199}
 export VLLM_PLUGINS=qwen3tts_hw VLLM_NO_USAGE_STATS=1
 server=
@@ -28,6 +28,17 @@ bench() { # bench NAME ARGS...: run one benchmark module, show it, keep its JSON
     shift
     "$python" -m "$@" 2>&1 | tee "$results/$name.log" || echo "$name failed"
     keep "$name"
+}
+
+make_checkpoint() {
+    [ -e "$work/1.7B" ] || "$python" -m qwen3tts_hw make-checkpoint --size 1.7B --no-end-of-speech "$work/1.7B"
+}
+
+memory() { # memory NAME: what the device's programs hold beyond the key/value cache, from the server's log
+    local used cache
+    used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
+    cache=$(grep -aoP 'Available KV cache memory: \K[0-9.]+' "$results/$1.server.log" | tail -n 1)
+    "$python" -c "print(f'used {$used / 1024:.2f} GiB, of it beyond the key/value cache {$used / 1024 - $cache:.2f} GiB')"
 }
 
 stop_server() {
@@ -55,8 +66,7 @@ for part in $only; do
         predictor) bench predictor benchmarks.bench_predictor --size 1.7B ;;
         codec) bench codec benchmarks.bench_codec --size 1.7B ;;
         serving)
-            [ -e "$work/1.7B" ] ||
-                "$python" -m qwen3tts_hw make-checkpoint --size 1.7B --no-end-of-speech "$work/1.7B"
+            make_checkpoint
             start_server first
             stop_server
             start_server second
@@ -69,8 +79,18 @@ for part in $only; do
             "$python" -c "
 import urllib.request as u
 print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().decode())" | tee "$results/stats.json"
-            nvidia-smi --query-gpu=memory.used --format=csv,noheader | tee "$results/memory.txt"
+            memory second | tee "$results/memory.txt"
+            [[ " $only " == *" soak "* ]] || stop_server
+            ;;
+        soak)
+            make_checkpoint
+            [ -n "$server" ] || start_server soak
+            bench soak benchmarks.bench_soak --url "http://127.0.0.1:$port" --voice ryan --requests 2000 --concurrency 64
             stop_server
+            ;;
+        kernels)
+            compute-sanitizer --tool memcheck --error-exitcode 1 "$python" -m pytest -q -p no:cacheprovider \
+                tests/unit/test_predictor_kernels.py tests/unit/test_codec_kernels.py 2>&1 | tee "$results/kernels.log"
             ;;
     esac
 done

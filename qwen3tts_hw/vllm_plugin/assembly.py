@@ -21,6 +21,7 @@ from qwen3tts_hw.engine.frame_step import FrameStep, frame_buckets, frame_step_i
 from qwen3tts_hw.engine.speech_engine import SpeechEngine
 from qwen3tts_hw.engine.state import SlotTable
 from qwen3tts_hw.engine.voice_encoder import VoiceEncoder
+from qwen3tts_hw.errors import UnsupportedError
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder, TextEmbedder
 from qwen3tts_hw.model.sampling_check import check_hash
@@ -44,6 +45,15 @@ class SpeechParts:
     codec_backend: Backend  # the talker's, unless the codec has a device of its own
     codec: CodecDecoder
     voice_encoder: VoiceEncoder | None  # of Base checkpoints
+
+    def check_reload(self) -> None:
+        """Refuse weights where the first ones could not be replaced; raises UnsupportedError."""
+        self.backend.check_reload()
+        if self.predictor.fast is not None or self.codec.is_fast:
+            raise UnsupportedError(
+                "weights of a running server cannot be replaced while fused kernels run, which keep copies of them; "
+                "restart the server, or start it with the settings predictor=plain and codec_kernels=plain"
+            )
 
 
 def build_parts(vllm_config: Any) -> SpeechParts:

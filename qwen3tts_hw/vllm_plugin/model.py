@@ -115,7 +115,7 @@ class Qwen3TTSForConditionalGeneration(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load vLLM's main weights and the codec's from its folder; every tensor must find its place."""
         parts = self.parts
-        parts.backend.check_reload()
+        parts.check_reload()
         expected = {name for name in main_tensors(parts.config) if is_talker_stack(name)}
         targets = embedding_targets(parts.text_embedder, parts.code_embedder)
         targets.update(predictor_targets(parts.predictor))

@@ -49,6 +49,7 @@ class CodecDecoder(nn.Module):
         self.form = "plain"
         with torch.device("meta"):
             self._build(config, self._layout)
+        self.to(torch.float32)  # modules are made in torch's default dtype, which an engine may have changed
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv1d):
                 module.to(dtype)

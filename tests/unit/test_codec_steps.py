@@ -90,3 +90,12 @@ def test_without_graphs_nothing_needs_capture(decoder: CodecDecoder) -> None:
     steps = CodecSteps(decoder, 3)
     assert steps.mode == "eager"
     assert steps.decode(random_codes(1, 3), slots(0)).shape == (1, 3 * 1_920)
+
+
+def test_dtypes_are_the_same_whatever_torchs_default_is() -> None:
+    torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it builds a model of that dtype
+    try:
+        built = CodecDecoder(CONFIG, "cpu", torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {tensor.dtype for tensor in built.state_dict().values()} == {torch.float32}

@@ -23,7 +23,7 @@ from tests.parity.cell_models import checkpoint as open_tiny
 from tests.parity.cell_outcome import Difference, compare_codes, require
 from tests.parity.cell_runs import Result
 from tests.parity.checkpoints import TinyCheckpoint
-from tests.parity.matrix import BUCKETS, EAGER_CODES, EMULATED, FLOAT32, Cell
+from tests.parity.matrix import ALL_BATCHES, BUCKETS, EAGER_CODES, EMULATED, FLOAT32, Cell
 
 Codes = NDArray[np.int64]
 Done = Callable[[Cell, "Result | Exception"], None]
@@ -110,43 +110,50 @@ class Expected:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._eager: dict[tuple[str, ...], list[Codes]] = {}
-        self._local: dict[tuple[str, bool], LocalEngine] = {}
-        self._answers: dict[tuple[str, bool, int], Codes] = {}
+        self._local: dict[str, LocalEngine] = {}
+        self._answers: dict[tuple[str, int], Codes] = {}
+        self._ruled: dict[tuple[str, str], list[Codes]] = {}
 
     def of(self, cell: Cell) -> list[Codes]:
         """Codes of the requests that the cell asks for."""
         count = max(cell.batch, 2)
+        if cell.device == EMULATED:
+            return self._by_rules(cell)[:count]
         if cell.comparator != EAGER_CODES:
-            return [self._on_cpu(cell.variant, cell.device == EMULATED, number) for number in range(count)]
+            return [self._on_cpu(cell.variant, number) for number in range(count)]
         key = (cell.device, cell.variant, cell.attention, cell.dtype)
         if key not in self._eager:
             with server(cell, self._root, mode="eager") as running:
                 self._eager[key] = [running.speak(number) for number in range(count)]
         return self._eager[key]
 
-    def _on_cpu(self, variant: str, emulated: bool, number: int) -> Codes:
-        key = (variant, emulated)
-        if key not in self._local:
+    def _by_rules(self, cell: Cell) -> list[Codes]:
+        """What the CPU makes of the emulated bed's requests by the dtype rules of vllm-ascend's operators."""
+        from tests.ascend.full import reference
+        from tests.ascend.full.server import Wanted
+
+        key = (cell.variant, cell.dtype)
+        if key not in self._ruled:
+            bodies = [Wanted(number).body for number in range(max(ALL_BATCHES))]
+            directory = open_tiny(cell.variant, self._root).directory
+            self._ruled[key] = [one.codes for one in reference.synthesize(directory, cell.dtype, bodies)]
+        return self._ruled[key]
+
+    def _on_cpu(self, variant: str, number: int) -> Codes:
+        if variant not in self._local:
             directory = open_tiny(variant, self._root).directory
             settings = Settings(graphs="off", attention_op="sdpa", predictor="plain")
-            self._local[key] = LocalEngine.load(directory, device="cpu", dtype=FLOAT32, settings=settings)
-        if (*key, number) not in self._answers:
-            engine, body = self._local[key], emulated_body(number) if emulated else http_body(variant, number)
+            self._local[variant] = LocalEngine.load(directory, device="cpu", dtype=FLOAT32, settings=settings)
+        if (variant, number) not in self._answers:
+            engine, body = self._local[variant], http_body(variant, number)
             names = {"input": "text", "instructions": "instruct"}
             kept = {
                 names.get(name, name): value
                 for name, value in body.items()
                 if name not in ("response_format", "stream_format", "include_codes")
             }
-            self._answers[(*key, number)] = engine.synthesize(build_request(engine.config, Settings(), **kept)).codes
-        return self._answers[(*key, number)]
-
-
-def emulated_body(number: int) -> dict[str, Any]:
-    """Request ``number`` as the emulated bed's tests send it."""
-    from tests.ascend.full.server import Wanted
-
-    return Wanted(number).body
+            self._answers[variant, number] = engine.synthesize(build_request(engine.config, Settings(), **kept)).codes
+        return self._answers[variant, number]
 
 
 def http_fields(variant: str, number: int) -> dict[str, Any]:

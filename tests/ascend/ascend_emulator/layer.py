@@ -49,7 +49,7 @@ def shape_pass() -> bool:
 
 
 def counters() -> Counter[str]:
-    """What happened since the last reset: replays, syncs, copies, "eager <op>", "captured <op>", "refused: ..."."""
+    """What happened since the last reset: replays, syncs, copies, "eager <op>", "captured <op>", "viewed <op>"."""
     size = 1 << 16
     while True:
         buffer = ctypes.create_string_buffer(size)

@@ -38,9 +38,13 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """One request; every other one is greedy, the others are sampled with their number as seed."""
+    """One request; every other one is greedy, the others are sampled with their number as seed.
+
+    ``frames`` is its limit, by default a different one for each number.
+    """
 
     number: int
+    frames: int | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -50,7 +54,7 @@ class Wanted:
             "voice": "serena",
             "temperature": 0.9 if self.number % 2 else 0.0,
             "seed": self.number,
-            "max_new_tokens": 10 + self.number,
+            "max_new_tokens": self.frames or 10 + self.number,
             "include_codes": True,
             "response_format": "pcm",
         }

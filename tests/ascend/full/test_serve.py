@@ -1,11 +1,14 @@
-"""``vllm serve`` over vllm-ascend on the emulated device, in every graph mode of vllm-ascend.
+"""``vllm serve`` over vllm-ascend on the emulated device: every graph mode of vllm-ascend, in float32 and bfloat16.
 
-float32 runs compare exactly with the CPU; they need the emulator's permission to use float32 in the inference
-attention, which a device refuses. bfloat16 runs keep every documented rule and are compared across modes.
+Codes are compared exactly with a run of the same requests on the CPU, one after the other. For float32 the emulator is
+told to take it in the inference attention, which a device refuses; bfloat16 keeps every documented rule, and the CPU's
+run follows the dtype rules of vllm-ascend's operators (:mod:`.reference`).
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,13 +18,15 @@ import pytest
 
 pytest.importorskip("vllm_ascend", reason="runs in the full bed: make test-ascend")
 
-from qwen3tts_hw.engine.local import LocalEngine
-from qwen3tts_hw.prompt.request import build_request
-from qwen3tts_hw.settings import Settings
+from tests.ascend.full import counts, reference
 from tests.ascend.full.server import Server, Wanted
 
 MODES = ("eager", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+ALLOWED = {"float32": {"ASCEND_EMULATOR_ALLOW_FLOAT32": "1"}, "bfloat16": {}}
+RUNS = [(dtype, mode) for dtype in ALLOWED for mode in MODES]
 REQUESTS = 8
+SAMPLED = 15  # a request that does not end by itself for long
+CHUNK_ENDS = (15, 39)  # frame counts between which all audio is decoded in chunks of eight
 
 
 @pytest.fixture(scope="module")
@@ -31,52 +36,62 @@ def checkpoint(tiny_checkpoint):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    """What the CPU makes of each request, one after the other."""
-    engine = LocalEngine.load(checkpoint, device="cpu", dtype="float32", settings=Settings(graphs="off"))
-    results = []
-    for number in range(REQUESTS):
-        body = Wanted(number).body
-        fields = {key: body[key] for key in ("voice", "temperature", "seed", "max_new_tokens")}
-        results.append(engine.synthesize(build_request(engine.config, engine.settings, text=body["input"], **fields)))
-    return results
+    """A function from a dtype to what the CPU makes of each request."""
+    bodies = [Wanted(number).body for number in range(REQUESTS)]
+    return functools.cache(lambda dtype: reference.synthesize(checkpoint, dtype, bodies))
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=RUNS, ids=" ".join)
 def server(request, checkpoint):
-    with Server(checkpoint, request.param, "float32", ASCEND_EMULATOR_ALLOW_FLOAT32="1") as running:
-        running.mode = request.param
+    dtype, mode = request.param
+    with Server(checkpoint, mode, dtype, **ALLOWED[dtype]) as running:
+        running.mode, running.dtype = mode, dtype
         yield running
 
 
-class TestFloat32:
+def assert_equal(found, wanted):
+    """Codes are the same, and audio within a rounding to 16 bits; both lists are of one request each."""
+    for number, (answer, one) in enumerate(zip(found, wanted, strict=True)):
+        assert answer.codes.shape == one.codes.shape, number
+        wrong = np.argwhere(answer.codes != one.codes)
+        assert not len(wrong), f"request {number}: first difference at (frame, codebook) {wrong[0]}"
+        assert np.abs(answer.pcm - one.pcm).max() <= 1e-4, "16-bit samples round by 1.5e-5"
+
+
+def refused(device_counts):
+    """What the emulated device would not do."""
+    return [name for name in device_counts if name.startswith("refused")]
+
+
+class TestServer:
     def test_eight_requests_at_once_equal_the_cpu_one_by_one(self, server, expected):
         before, steps = server.device_counts(), server.worker()["steps"]
-        found = server.speak_together(REQUESTS)
-        for number, (answer, reference) in enumerate(zip(found, expected, strict=True)):
-            assert answer.codes.shape == reference.codes.shape, number
-            wrong = np.argwhere(answer.codes != reference.codes)
-            assert not len(wrong), f"request {number}: first difference at (frame, codebook) {wrong[0]}"
-            assert np.abs(answer.pcm - reference.pcm).max() <= 1e-4, "16-bit samples round by 1.5e-5"
-        self.write_counts(server, server.device_counts() - before, server.worker()["steps"] - steps)
+        assert_equal(server.speak_together(REQUESTS), expected(server.dtype))
+        after, steps = server.device_counts(), server.worker()["steps"] - steps
+        assert not refused(after)
+        found = counts.divided(after - before, steps)
+        assert found["package"]["waits for a stream"] == found["package"]["waits for an event"] == 0
+        self.write(server, "eight requests, per step", found)
 
-    def write_counts(self, server, counts, steps):
-        """Print what a step cost, for the record, and check what must hold in every mode."""
-        replays = counts["graph_replays"] / steps
-        operators = sum(n for name, n in counts.items() if name.startswith("eager "))
-        figures = {
-            "graph replays": replays,
-            "operators outside graphs": operators / steps,
-            "host waits for a stream": counts["host_syncs"] / steps,
-            "waits for an event": counts["event_syncs"] / steps,
-            "copies host to device": counts["copies_host_to_device"] / steps,
-            "copies device to host": counts["copies_device_to_host"] / steps,
-        }
-        rounded = {name: round(number, 2) for name, number in figures.items()}
-        sys.stdout.write(f"\n{server.mode}: per step, mean of {steps}: {rounded}\n")
-        assert replays >= (1 if server.mode == "eager" else 1.5), (
-            "the frame step is one replay, the talker's come on top"
-        )
-        assert not [name for name in counts if name.startswith("refused")]
+    def test_what_one_more_frame_costs(self, server):
+        totals = []
+        for frames in CHUNK_ENDS:
+            before = server.device_counts()
+            assert len(server.speak(Wanted(SAMPLED, frames)).codes) == frames
+            totals.append(server.device_counts() - before)
+        found = counts.divided(totals[1] - totals[0], CHUNK_ENDS[1] - CHUNK_ENDS[0])
+        self.write(server, "one more frame", found)
+        ours = found["package"]
+        assert ours["waits for a stream"] == ours["waits for an event"] == 0
+        assert ours["graph replays"] == 1 + 1 / 8, "the frame step, and a codec step per eight frames"
+        assert ours["copies host to device"] == 2 + 1 / 8, "slots of rows, the sampled rows, and slots of a chunk"
+        assert ours["copies device to host"] == 3 / 8, "samples, codes and the frontier of a chunk"
+        talker = found["vLLM and vllm-ascend"]["graph replays"]
+        assert talker == 0 if server.mode == "eager" else talker >= 1
+
+    def write(self, server, what, rows):
+        """Print figures for the record."""
+        sys.stdout.write(f"\n{counts.table(f'{server.dtype}, {server.mode}: {what}', rows)}\n")
 
     def test_the_mode_was_reached(self, server):
         worker = server.worker()
@@ -87,8 +102,21 @@ class TestFloat32:
         captured = {name for name in server.device_counts() if name.startswith("captured npu::npu_fused_infer")}
         assert bool(captured) == server.mode.startswith("FULL"), "attention is inside full graphs only"
 
+    def test_audio_comes_while_it_is_made(self, server):
+        body = Wanted(SAMPLED, 30).body
+        parts, open_at_first = [], None
+        with server.client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            for part in answer.iter_raw():
+                if not parts:
+                    open_at_first = server.worker()["requests_open"]
+                parts.append(len(part))
+        assert open_at_first == 1, "the first chunk came after the last frame"
+        assert parts[0] == 2 * 1920, "the first chunk is one frame"
+        assert sum(parts) == 30 * 2 * 1920
+        assert len(parts) > 3
+
     def test_an_abandoned_request_frees_its_slot(self, server):
-        body = Wanted(0).body | {"max_new_tokens": 300, "temperature": 0.9}
+        body = Wanted(SAMPLED, 300).body
         with server.client.stream("POST", "/v1/audio/speech", json=body) as answer:
             next(answer.iter_bytes())
         deadline = time.monotonic() + 60
@@ -97,20 +125,9 @@ class TestFloat32:
             time.sleep(0.2)
 
 
-@pytest.fixture(scope="module")
-def bfloat16_codes():
-    """Codes of the first bfloat16 mode, for the others to be compared with."""
-    return []
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_bfloat16_keeps_every_rule_and_is_alike_in_all_modes(checkpoint, bfloat16_codes, mode):
-    with Server(checkpoint, mode, "bfloat16", QWEN3TTS_ATTENTION_OP="npu_fusion_v3") as server:
-        found = [answer.codes for answer in map(server.speak, map(Wanted, range(4)))]  # alone: rows round by batch size
-        counts = server.device_counts()
-    assert not [name for name in counts if name.startswith("refused")]
-    assert all(0 < len(codes) <= 10 + number for number, codes in enumerate(found))
-    if not bfloat16_codes:
-        bfloat16_codes.extend(found)
-    for number, (codes, first) in enumerate(zip(found, bfloat16_codes, strict=True)):
-        assert np.array_equal(codes, first), f"request {number} differs from mode {MODES[0]}"
+@pytest.mark.skipif("ASCEND_EMULATOR_DEFER" in os.environ, reason="all servers of this run defer")
+def test_nothing_depends_on_work_being_done_early(checkpoint, expected):
+    with Server(checkpoint, MODES[-1], "bfloat16", ASCEND_EMULATOR_DEFER="1") as server:
+        for _ in range(2):
+            assert_equal(server.speak_together(REQUESTS), expected("bfloat16"))
+        assert not refused(server.device_counts())

@@ -47,7 +47,11 @@ class Call {
     void* stream = current_stream();
     const Mode mode = emulator::mode_of(stream);
     check_arguments(name_, rule, in_, mode);
-    emulator::count_request((mode == Mode::kCapture ? "captured " : mode == Mode::kUpdate ? "updated " : "eager ") + name_);
+    const char* how = is_view()                ? "viewed "
+                      : mode == Mode::kCapture ? "captured "
+                      : mode == Mode::kUpdate  ? "updated "
+                                               : "eager ";
+    emulator::count_request(how + name_);
     find_packed();
     if (rule.waits_for_device) wait_for_stream(name_, mode);
     recorded_ = !rule.waits_for_device && emulator::defers(stream);
@@ -58,6 +62,13 @@ class Call {
   }
 
  private:
+  // Whether the result is an argument seen in another shape, for which a device has nothing to do.
+  bool is_view() const {
+    if (schema_.returns().empty()) return false;
+    const auto* alias = schema_.returns()[0].alias_info();
+    return alias && !alias->isWrite();
+  }
+
   // Matrices in FRACTAL_NZ are read when the call runs; nothing else may be done with them.
   void find_packed() {
     for (size_t i = 0; i < in_.size(); ++i) {

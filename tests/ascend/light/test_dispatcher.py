@@ -47,7 +47,9 @@ def has_device_kernel(names):
 
 def reached(counts):
     """Operators among what was counted."""
-    return {name.split(" ", 1)[1] for name in counts if name.startswith(("eager ", "captured ", "viewed ")) and "::" in name}
+    return {
+        name.split(" ", 1)[1] for name in counts if name.startswith(("eager ", "captured ", "viewed ")) and "::" in name
+    }
 
 
 @pytest.fixture(scope="module")

@@ -34,11 +34,19 @@ make_checkpoint() {
     [ -e "$work/1.7B" ] || "$python" -m qwen3tts_hw make-checkpoint --size 1.7B --no-end-of-speech "$work/1.7B"
 }
 
-memory() { # memory NAME: what the device's programs hold beyond the key/value cache, from the server's log
+server_facts() { # starts, and what the device holds now beyond the key/value cache, which vLLM's log tells
     local used cache
     used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
-    cache=$(grep -aoP 'Available KV cache memory: \K[0-9.]+' "$results/$1.server.log" | tail -n 1)
-    "$python" -c "print(f'used {$used / 1024:.2f} GiB, of it beyond the key/value cache {$used / 1024 - $cache:.2f} GiB')"
+    cache=$(grep -aoP 'Available KV cache memory: \K[0-9.]+' "$results/second.server.log" | tail -n 1)
+    "$python" -c "
+from benchmarks.harness import report
+first, second = (float(open(f'$results/{name}.startup').read()) for name in ('first', 'second'))
+used = $used / 1024
+report('server', [
+    {'start': 'first', 'seconds': first},
+    {'start': 'second', 'seconds': second, 'used_gib': used, 'beyond_cache_gib': used - $cache},
+])" | tee "$results/server.log"
+    keep server
 }
 
 stop_server() {
@@ -79,7 +87,7 @@ for part in $only; do
             "$python" -c "
 import urllib.request as u
 print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().decode())" | tee "$results/stats.json"
-            memory second | tee "$results/memory.txt"
+            server_facts
             [[ " $only " == *" soak "* ]] || stop_server
             ;;
         soak)

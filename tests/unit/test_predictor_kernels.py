@@ -33,7 +33,7 @@ from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingSpec
 HAS_DEVICE = cuda.missing() is None
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-MAX_ROWS = 20
+MAX_ROWS = 64 if HAS_DEVICE else 20
 SIZES = ("tiny", "tiny-0.6B") if HAS_DEVICE else ("tiny",)  # with a projection, and without
 FORMS_BY_ROWS = {"few": (64, 64), "some": (0, 16), "many": (0, 0)}  # most rows of the few and of the some form
 SAMPLING = [(0.0, 0, 1.0), (0.9, 50, 1.0), (1.3, 0, 0.7), (0.8, 20, 0.6), (1.0, 1, 1.0), (2.0, 0, 1.0)]
@@ -174,6 +174,21 @@ def test_a_whole_frame_equals_the_plain_one(predictor):
     expected = predictor(hidden, code0, rows, key)
     begun = BegunFrame(code0, key, rows.temperature, rows.top_k, rows.top_p)
     assert predictor.built.residual_codes(hidden, code0, begun).tolist() == expected.tolist()
+
+
+@on_device
+def test_a_row_does_not_depend_on_its_batch(predictor):
+    hidden, code0, key = inputs(predictor, MAX_ROWS)
+    parameters = [SAMPLING[index % len(SAMPLING)] for index in range(MAX_ROWS)]
+
+    def codes(first, last):
+        rows, part = sampling(parameters[first:last], hidden.device), slice(first, last)
+        begun = BegunFrame(code0[part], key[part], rows.temperature, rows.top_k, rows.top_p)
+        return predictor.built.residual_codes(hidden[part], code0[part], begun).tolist()
+
+    together = codes(0, MAX_ROWS)
+    assert [codes(row, row + 1)[0] for row in range(MAX_ROWS)] == together
+    assert codes(0, 7) + codes(7, MAX_ROWS) == together
 
 
 def admitted_table(device, parameters, frames):

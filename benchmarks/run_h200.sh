@@ -8,7 +8,9 @@
 # is 10 s. Each program's last line (JSON with versions, commit and device) becomes one file. Environment:
 #   PYTHON   interpreter of an environment with this package and vLLM (default python3)
 #   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
-#   ONLY     some of: predictor codec serving soak (default: these), kernels (their tests under compute-sanitizer)
+#   ONLY     some of: predictor codec serving soak (default: these); correctness instead of speed: tests (those of
+#            tests/unit that need the device), kernels (theirs under compute-sanitizer), golden (codes served by both
+#            model runners in float32 against the official package's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-benchmarks/results}" && cd "${1:-benchmarks/results}" && pwd)
@@ -57,16 +59,17 @@ stop_server() {
 }
 trap stop_server EXIT
 
-start_server() { # start_server NAME: returns when /health answers; NAME.startup holds the seconds
-    local begin
+start_server() { # start_server NAME MODEL ARGS...: returns when /health answers; NAME.startup holds the seconds
+    local begin name=$1
+    shift
     begin=$(date +%s.%N)
-    setsid "$python" -m vllm.entrypoints.cli.main serve "$work/1.7B" --port "$port" > "$results/$1.server.log" 2>&1 &
+    setsid "$python" -m vllm.entrypoints.cli.main serve "$@" --port "$port" > "$results/$name.server.log" 2>&1 &
     server=$!
     until "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/health', timeout=2)" 2>/dev/null; do
-        kill -0 "$server" || { tail -n 40 "$results/$1.server.log"; exit 1; }
+        kill -0 "$server" || { tail -n 40 "$results/$name.server.log"; exit 1; }
         sleep 0.2
     done
-    "$python" -c "import time; print(round(time.time() - $begin, 1))" | tee "$results/$1.startup"
+    "$python" -c "import time; print(round(time.time() - $begin, 1))" | tee "$results/$name.startup"
 }
 
 for part in $only; do
@@ -75,9 +78,9 @@ for part in $only; do
         codec) bench codec benchmarks.bench_codec --size 1.7B ;;
         serving)
             make_checkpoint
-            start_server first
+            start_server first "$work/1.7B"
             stop_server
-            start_server second
+            start_server second "$work/1.7B"
             common=(benchmarks.bench_serving --url "http://127.0.0.1:$port" --voice ryan --body '{"max_new_tokens": 125}')
             bench serving_c1 "${common[@]}" --concurrency 1 --requests 8
             bench serving_c8 "${common[@]}" --concurrency 8 --requests 32
@@ -92,9 +95,25 @@ print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().deco
             ;;
         soak)
             make_checkpoint
-            [ -n "$server" ] || start_server soak
+            [ -n "$server" ] || start_server soak "$work/1.7B"
             bench soak benchmarks.bench_soak --url "http://127.0.0.1:$port" --voice ryan --requests 2000 --concurrency 64
             stop_server
+            ;;
+        tests)
+            "$python" -m pytest -q -p no:cacheprovider -p tests.expected_groups --expect-marker cuda -m "not vllm" \
+                tests/unit 2>&1 | tee "$results/tests.log"
+            ;;
+        golden)
+            "$python" scripts/check_golden_server.py --write "$work/golden"
+            for runner in 2 1; do
+                for key in custom_voice-tiny-seed0-endless custom_voice-tiny-0.6B-seed0-endless; do
+                    VLLM_USE_V2_MODEL_RUNNER=$((runner - 1)) QWEN3TTS_CODEC_KERNELS=plain start_server "golden-v$runner" "$work/golden/$key" \
+                        --dtype float32 --gpu-memory-utilization 0.3
+                    "$python" scripts/check_golden_server.py --url "http://127.0.0.1:$port" --checkpoint "$key" |
+                        tee "$results/golden-v$runner-$key.json"
+                    stop_server
+                done
+            done
             ;;
         kernels)
             compute-sanitizer --tool memcheck --error-exitcode 1 "$python" -m pytest -q -p no:cacheprovider \

@@ -47,6 +47,7 @@ class CodecDecoder(nn.Module):
         self._layout = StateLayout()
         self._fast: FastDecoder | None = None
         self.form = "plain"
+        self.loaded = 0  # how often weights were loaded; states made with others mean nothing
         with torch.device("meta"):
             self._build(config, self._layout)
         self.to(torch.float32)  # modules are made in torch's default dtype, which an engine may have changed
@@ -81,6 +82,7 @@ class CodecDecoder(nn.Module):
         Names of the encoder half and the decoder's unused input projections are passed over. Raises CheckpointError
         listing every missing, unknown or wrongly shaped decoder tensor.
         """
+        self.loaded += 1
         return load(self, tensors)
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:

@@ -52,6 +52,12 @@ class CodecState:
         for table in (self.frames, *self.tables):
             table.index_fill_(0, slot_ids, 0)
 
+    @torch.no_grad()
+    def copy(self, source: int, target: int) -> None:
+        """Make slot ``target`` the same as slot ``source``, in place, by contiguous copies."""
+        for table in (self.frames, *self.tables):
+            table[target : target + 1].copy_(table[source : source + 1])
+
 
 class StateRows:
     """The rows of one call: row ``r`` continues the stream in slot ``slots[r]``.

@@ -120,6 +120,9 @@ class StreamState(Protocol):
     def reset(self, slot_ids: Tensor) -> None:
         """Return the slots in ``slot_ids [N] int64`` (on the device) to the start of a stream, in place."""
 
+    def copy(self, source: int, target: int) -> None:
+        """Make slot ``target`` the same as slot ``source``, in place."""
+
 
 class FastDecoder(Protocol):
     """A streaming decoder over fixed weights and buffers. Calls may be captured and must follow each other."""

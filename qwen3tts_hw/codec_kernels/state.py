@@ -27,3 +27,9 @@ class FusedState:
         """Return the slots in ``slot_ids [N] int64`` (on the device) to the start of a stream, in place."""
         for table in (self.frames, *self.tables):
             table.index_fill_(0, slot_ids, 0)
+
+    @torch.no_grad()
+    def copy(self, source: int, target: int) -> None:
+        """Make slot ``target`` the same as slot ``source``, in place, by contiguous copies."""
+        for table in (self.frames, *self.tables):
+            table[target : target + 1].copy_(table[source : source + 1])

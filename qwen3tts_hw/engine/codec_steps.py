@@ -25,14 +25,20 @@ class CodecSteps:
     """Streaming decode over the state of ``slots`` streams; the last slot is scratch, for padding rows.
 
     ``most_rows`` bounds the rows of a captured step; more rows than that run in slices. The plain form has a tighter
-    bound, on rows times frames.
+    bound, on rows times frames. Behind the slots there is room for ``snapshots`` copies of a stream's state.
     """
 
     def __init__(
-        self, decoder: CodecDecoder, slots: int, wrap: GraphWrapperFactory = EagerWrapper, *, most_rows: int = 64
+        self,
+        decoder: CodecDecoder,
+        slots: int,
+        wrap: GraphWrapperFactory = EagerWrapper,
+        *,
+        most_rows: int = 64,
+        snapshots: int = 0,
     ) -> None:
-        self._decoder = decoder
-        self.state = decoder.new_state(slots)
+        self._decoder, self._slots, self.snapshots = decoder, slots, snapshots
+        self.state = decoder.new_state(slots + snapshots)
         most = min(most_rows, max(slots - 1, 1))
         self._steps = {
             count: self._wrapped(
@@ -63,6 +69,19 @@ class CodecSteps:
         """Return streams to their start."""
         self.state.reset(slots)
 
+    @property
+    def weights(self) -> int:
+        """Which weights states are made with: another number, other weights."""
+        return self._decoder.loaded
+
+    def keep(self, slot: int, snapshot: int) -> None:
+        """Copy a stream's state to a snapshot."""
+        self.state.copy(slot, self._slots + snapshot)
+
+    def restore(self, snapshot: int, slot: int) -> None:
+        """Let a stream go on from a snapshot."""
+        self.state.copy(self._slots + snapshot, slot)
+
     def decode(self, codes: Tensor, slots: Tensor) -> Tensor:
         """PCM ``[R, F*1920] int16`` of the next frames ``[R, 16, F]`` of each stream."""
         parts, first = [], 0
@@ -78,7 +97,7 @@ class CodecSteps:
     def _wrapped(self, wrap: GraphWrapperFactory, frames: int, buckets: tuple[int, ...]) -> GraphWrapper:
         inputs = (
             InputSpec("codes", (NUM_CODEBOOKS, frames), torch.int64),
-            InputSpec("slots", (), torch.int64, self.state.slots - 1),
+            InputSpec("slots", (), torch.int64, self._slots - 1),
         )
         return wrap(self._step, buckets=buckets, inputs=inputs, name=f"codec step of {frames} frames")
 

@@ -163,6 +163,9 @@ pcm = torch.cat([decoder.decode_step(part, state, slots) for part in codes.split
 assert state.frames.tolist() == [4, 0, 4], state.frames
 difference = (pcm - decoder.decode(codes)).abs().max().item()
 assert difference < 1e-5, difference
+state.copy(2, 1)
+assert torch.equal(*(decoder.decode_step(codes[:1, :, :2], state, torch.tensor([slot])) for slot in (1, 2)))
+assert state.frames.tolist() == [4, 6, 6], state.frames
 """
 
 
@@ -244,3 +247,14 @@ def test_a_reset_slot_starts_afresh(plain: CodecDecoder) -> None:
     first = decoder.decode_step(codes, state, at)
     state.reset(at)
     assert torch.equal(decoder.decode_step(codes, state, at), first)
+
+
+@pytest.mark.cuda
+def test_a_copied_slot_goes_on_as_its_source(plain: CodecDecoder) -> None:
+    decoder, codes = fused(plain), random_codes(2, 90).cuda()
+    state, after = decoder.new_state(4), random_codes(1, 6).cuda()
+    decoder.decode_step(codes, state, slots(0, 3).cuda())
+    state.copy(0, 3)
+    copied, source = (decoder.decode_step(after, state, slots(slot).cuda()) for slot in (3, 0))
+    assert torch.equal(copied, source)
+    assert state.frames.tolist() == [96, 0, 0, 96]

@@ -81,6 +81,37 @@ def test_a_reset_stream_starts_afresh(decoder: CodecDecoder) -> None:
     assert torch.equal(steps.decode(codes, slots(1)), first)
 
 
+def test_a_copied_stream_goes_on_as_its_source(decoder: CodecDecoder) -> None:
+    state, after = decoder.new_state(5), random_codes(1, 5)
+    decoder.decode_step(random_codes(2, 30), state, slots(1, 4))  # what the copy must take the place of, too
+    state.copy(1, 4)
+    assert torch.equal(decoder.decode_step(after, state, slots(4)), decoder.decode_step(after, state, slots(1)))
+    assert state.frames.tolist() == [0, 35, 0, 0, 35]
+    assert all(table[[0, 2, 3]].eq(0).all() for table in state.tables)
+
+
+def test_a_stream_goes_on_from_a_snapshot(decoder: CodecDecoder) -> None:
+    wrap = graph_wrappers.create("recording", backends.resolve("cpu"))
+    steps, codes = CodecSteps(decoder, 3, wrap, snapshots=2), random_codes(1, 12)
+    steps.capture()
+    steps.decode(codes[:, :, :9], slots(0))
+    steps.keep(0, 1)
+    expected = steps.decode(codes[:, :, 9:], slots(0))
+    for slot in (1, 0):
+        steps.restore(1, slot)
+        assert torch.equal(steps.decode(codes[:, :, 9:], slots(slot)), expected)
+    assert steps.state.frames.tolist()[3:] == [0, 9], "padding rows belong into the scratch slot"
+
+
+def test_other_weights_have_another_number(decoder: CodecDecoder) -> None:
+    changing = CodecDecoder(CONFIG, "cpu", torch.float32)
+    steps, seen = CodecSteps(changing, 2), set()
+    for _ in range(2):
+        changing.load_weights(random_weights(changing).items())
+        seen.add(steps.weights)
+    assert len(seen) == 2
+
+
 def test_graphs_are_captured_before_the_first_request(decoder: CodecDecoder) -> None:
     with pytest.raises(GraphCaptureError, match="codec step of 2 frames was called before capture"):
         recording(decoder).decode(random_codes(1, 2), slots(0))

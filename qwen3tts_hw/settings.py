@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "weight_layout": ("auto", "plain", "packed"),
 }
 
-_MAY_BE_ZERO = ("ref_audio_trailing_silence_ms",)
+_MAY_BE_ZERO = ("ref_audio_trailing_silence_ms", "voices_primed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class Settings:
     voices_dir: folder of registered voices; empty: qwen3tts_hw/voices below XDG_DATA_HOME or ~/.local/share.
     voices_max_count / voices_max_bytes: most voices that may be registered, and their size on disk.
     voices_keep_audio: store the recording with a registered voice, not only what the encoders heard in it.
+    voices_primed: references, the latest used, whose codec state is kept on the device, up to 9 MB each at the
+        published size, so that requests in such a voice start sooner; 0: none.
     trace: keep each frame's hidden state on the worker for debugging (memory grows with every frame).
     """
 
@@ -98,6 +100,7 @@ class Settings:
     voices_max_count: int = 1_000
     voices_max_bytes: int = 1_000_000_000
     voices_keep_audio: bool = False
+    voices_primed: int = 16
     trace: bool = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ SAMPLES_PER_FRAME = 1_920
 FRAME_MS = 80
 FRAMES_PER_SECOND = 12.5
 NUM_CODEBOOKS = 16
+FRAME_CODE_BYTES = 2 * NUM_CODEBOOKS  # where codes travel as int16
 CODEBOOK_SIZE = 2_048
 MIN_FRAMES = 2  # end of speech is forbidden before (spec 5.1)
 
@@ -75,7 +76,7 @@ class ClonedVoice:
     @property
     def reference_frames(self) -> int:
         """Number of frames of the reference, 0 where the embedding alone is used."""
-        return len(self.reference_codes) // (2 * NUM_CODEBOOKS)
+        return len(self.reference_codes) // FRAME_CODE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

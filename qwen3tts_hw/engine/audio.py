@@ -22,8 +22,9 @@ from torch import Tensor
 
 from qwen3tts_hw.backends import Backend, Event
 from qwen3tts_hw.engine.copies import to_device, to_host
+from qwen3tts_hw.engine.priming import PrimedStates, Reference, SnapshotDecoder
 from qwen3tts_hw.engine.state import SlotTable
-from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME
+from qwen3tts_hw.types import FRAME_CODE_BYTES, NUM_CODEBOOKS, SAMPLES_PER_FRAME
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Packet:
 Sink = Callable[[Packet], None]
 
 
-class ChunkDecoder(Protocol):
+class ChunkDecoder(SnapshotDecoder, Protocol):
     """What the pump needs of the codec: streaming decode over per-slot state it owns."""
 
     @property
@@ -73,7 +74,8 @@ class _Stream:
     slot: int
     prompt_rows: int
     with_codes: bool
-    primed_to: int = 0  # position of the first frame of reference that the codec has not been fed
+    reference: Reference  # the frames that end the prompt
+    primed_to: int = 0  # position of the first of them that the codec has not been fed
     sent: int = 0  # written by the sender thread only
 
 
@@ -122,6 +124,7 @@ class AudioPump:
         self._due_at = np.full(slots, np.iinfo(np.int64).max, dtype=np.int64)
         self._prompt = np.zeros(slots, dtype=np.int64)
         self._streams: dict[int, _Stream] = {}
+        self._primed = PrimedStates(decoder)
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
         self._stream = backend.new_stream(priority="low")  # where low is normal, the talker's work has to be high
         self._home = table.backend
@@ -152,6 +155,11 @@ class AudioPump:
         """What the codec's steps have counted."""
         return self._decoder.counters
 
+    @property
+    def references(self) -> Mapping[str, int]:
+        """How often the codec was fed a reference, how often that was spared, and how many it has kept."""
+        return self._primed.counters
+
     def capture(self) -> None:
         """Capture the codec's steps; call once, before the first stream is opened."""
         if self._leaving is None:
@@ -162,21 +170,24 @@ class AudioPump:
         self._backend.synchronize()
 
     def open(
-        self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False, reference_frames: int = 0
+        self, request_id: str, slot: int, prompt_rows: int, *, with_codes: bool = False, reference: bytes = b""
     ) -> None:
         """Start a stream in ``slot``; its codec state is reset.
 
-        Where the prompt ends with ``reference_frames`` frames of reference audio, the stream continues them: the codec
-        is fed the reference, without output, before the first frame.
+        Where the prompt ends with frames of reference audio, codes ``[R, 16] int16`` in bytes, the stream continues
+        them: the codec is fed the reference, without output, before the first frame, or takes the state that it had
+        when it was last fed this one.
         """
         self._made[slot] = self._decoded[slot] = 0
         self._due_at[slot] = self._first
         self._prompt[slot] = prompt_rows
-        self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, prompt_rows - reference_frames)
+        first = prompt_rows - len(reference) // FRAME_CODE_BYTES
+        heard = self._primed.reference(reference)
+        self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, heard, first)
         self._hand_over()  # the state itself, which the talker's stream has made
         with self._backend.on_stream(self._stream):  # the rows, too: their memory is only reused in this stream
             self._decoder.reset(to_device(self._backend, torch.tensor([slot])))
-        if reference_frames:
+        if reference:
             self._unprimed[slot] = None
             self._prime()
 
@@ -204,8 +215,8 @@ class AudioPump:
             return
         if slot in self._unprimed:
             if send and self._made[slot]:
-                self._prime_slot(slot, stream.prompt_rows)
-            del self._unprimed[slot]
+                self._prime_slot(slot)
+            self._unprimed.pop(slot, None)
         if send and self._made[slot] > self._decoded[slot]:
             self._decode(np.array([slot]), last=True)
         elif send:
@@ -220,26 +231,38 @@ class AudioPump:
 
     def _prime(self) -> None:
         """Feed the codec references, oldest stream first, as much as one step may delay other streams' audio."""
-        budget = PRIMED_FRAMES_PER_STEP
+        calls = PRIMED_FRAMES_PER_STEP // PRIMED_FRAMES_PER_CALL  # whole ones: all streams of a voice get the same
         for slot in list(self._unprimed):
-            stream = self._streams[slot]
-            stop = min(stream.prompt_rows, stream.primed_to + budget)
-            budget -= stop - stream.primed_to
-            self._prime_slot(slot, stop)
-            if stop == stream.prompt_rows:
-                del self._unprimed[slot]
-            if not budget:
-                return
+            calls -= self._prime_slot(slot, calls)
 
-    def _prime_slot(self, slot: int, stop: int) -> None:
-        """Feed the codec the frames of ``slot``'s reference up to position ``stop``.
+    def _prime_slot(self, slot: int, most_calls: int | None = None) -> int:
+        """Bring ``slot`` to the end of its reference, or as far as so many calls of the codec go; returns how many."""
+        stream = self._streams[slot]
+        calls = 0
+        with self._backend.on_stream(self._stream):
+            if self._primed.restore(stream.reference, slot):
+                stream.primed_to = stream.prompt_rows
+        if stream.primed_to < stream.prompt_rows:
+            needed = -(-(stream.prompt_rows - stream.primed_to) // PRIMED_FRAMES_PER_CALL)
+            calls = needed if most_calls is None else min(needed, most_calls)
+            self._feed(stream, min(stream.prompt_rows, stream.primed_to + calls * PRIMED_FRAMES_PER_CALL))
+            if calls == needed:
+                with self._backend.on_stream(self._stream):
+                    self._primed.keep(stream.reference, slot)
+        if stream.primed_to == stream.prompt_rows:
+            del self._unprimed[slot]
+        return calls
+
+    def _feed(self, stream: _Stream, stop: int) -> None:
+        """Feed the codec the frames of the stream's reference up to position ``stop``.
 
         All tensors belong to the codec's stream, or live as long as the slot table: none needs to be kept.
         """
-        stream = self._streams[slot]
-        (reference,) = self._hand_over(self._table.codes[slot, stream.primed_to : stop])
+        if stop == stream.primed_to:
+            return
+        (reference,) = self._hand_over(self._table.codes[stream.slot, stream.primed_to : stop])
         with self._backend.on_stream(self._stream):
-            rows = to_device(self._backend, torch.tensor([slot]))
+            rows = to_device(self._backend, torch.tensor([stream.slot]))
             for codes in reference.split(PRIMED_FRAMES_PER_CALL):
                 self._decoder.decode(codes.to(torch.int64).t()[None].contiguous(), rows)
         stream.primed_to = stop

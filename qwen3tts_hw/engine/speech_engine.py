@@ -67,8 +67,8 @@ class SpeechEngine:
             self.table.close(slot)
             return slot
         self.table.admit(slot, admission)
-        layout = admission.layout
-        self.pump.open(request_id, slot, layout.length, with_codes=with_codes, reference_frames=layout.reference_frames)
+        reference = b"" if admission.voice is None else admission.voice.reference_codes
+        self.pump.open(request_id, slot, admission.layout.length, with_codes=with_codes, reference=reference)
         if self._trace is not None:
             while len(self._trace) >= _TRACES_KEPT:
                 self._trace.pop(next(iter(self._trace)))

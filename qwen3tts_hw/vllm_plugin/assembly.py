@@ -96,9 +96,10 @@ def build_engine(parts: SpeechParts, table: SlotTable, outbox: AudioOutbox) -> S
     if form is not None:
         parts.codec.use(form)
     wrap = graph_wrappers.create(settings.graphs, parts.codec_backend)
+    primed = settings.voices_primed if parts.config.variant == "base" else 0
     pump = AudioPump(
         table,
-        CodecSteps(parts.codec, table.num_slots + 1, wrap, most_rows=settings.codec_rows),
+        CodecSteps(parts.codec, table.num_slots + 1, wrap, most_rows=settings.codec_rows, snapshots=primed),
         parts.codec_backend,
         outbox.send,
         first_frames=settings.first_chunk_frames,

@@ -145,6 +145,7 @@ class SpeechDriver:
             "tickets_open": self._outbox.open_tickets,
             "voices_encoded": 0 if encoder is None else encoder.encoded,
             "voices_reused": 0 if encoder is None else encoder.reused,
+            "references": dict(engine.pump.references),
             "rss_bytes": _resident_bytes(),
             "free_device_bytes": self._model.parts.backend.free_bytes(),
             "frame_step": {"mode": engine.frame.mode, **engine.frame.counters},

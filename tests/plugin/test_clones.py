@@ -158,6 +158,19 @@ class TestRegisteredVoices:
         assert server.client.delete(f"{VOICES}/anna").status_code == 200
         assert_refused(server.client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "anna"}), 400, "voice")
 
+    def test_the_codec_hears_its_reference_once(self, server: SpeechServer) -> None:
+        self.register(server, "emil", seed=53)
+        before = server.worker()["references"]
+        fields = PLAIN | {"text": "Hello there.", "voice": "emil", "max_new_tokens": 6}
+        said = [server.speak(**fields) for _ in range(3)]
+        after = server.worker()["references"]
+        assert {name: after[name] - before[name] for name in ("primed", "restored")} == {"primed": 1, "restored": 2}
+        assert all(np.array_equal(speech.pcm, said[0].pcm) for speech in said)
+        other = np.roll(reference_audio(24_000, 53), 500)
+        server.speak(**fields | {"voice": None, "ref_audio": data_url(other), "ref_text": "Good morning."})
+        assert server.worker()["references"]["primed"] == after["primed"] + 1
+        assert server.client.delete(f"{VOICES}/emil").status_code == 200
+
     def test_a_recording_is_encoded_once(self, server: SpeechServer) -> None:
         before = server.worker()["voices_encoded"]
         fields = PLAIN | {"text": "Hello there.", "max_new_tokens": 3, "ref_text": "Good morning."}

@@ -27,11 +27,22 @@ DEADLINE_S = 20.0
 
 
 class FakeDecoder:
-    """A streaming decoder that remembers how many frames each slot has had."""
+    """A streaming decoder that remembers how many frames each slot has had, and a number of snapshots of that."""
 
-    def __init__(self):
+    weights = 1
+
+    def __init__(self, snapshots=0):
+        self.snapshots = snapshots
         self.frames = {}
+        self.kept = {}
         self.calls = []
+
+    def keep(self, slot, snapshot):
+        assert snapshot < self.snapshots
+        self.kept[snapshot] = self.frames[slot]
+
+    def restore(self, snapshot, slot):
+        self.frames[slot] = self.kept[snapshot]
 
     def reset(self, slots):
         for slot in slots.tolist():
@@ -66,7 +77,8 @@ class Engine:
         self.table.frontier[slot] = self.table.prompt_rows[slot] = prompt
         self.counted[slot] = 0
         name = name or f"r{slot}"
-        self.pump.open(name, slot, prompt, with_codes=with_codes, reference_frames=reference)
+        heard = self.table.codes[slot, prompt - reference : prompt].numpy().tobytes()
+        self.pump.open(name, slot, prompt, with_codes=with_codes, reference=heard)
 
     def step(self, *slots, ended=()):
         """Every slot makes a frame, except that the device knows the ``ended`` ones are over."""

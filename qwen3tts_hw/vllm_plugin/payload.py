@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qwen3tts_hw.engine.state import Admission
-from qwen3tts_hw.errors import RequestError
+from qwen3tts_hw.errors import CapacityError, RequestError
 from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import ClonedVoice, EncodedVoice, SamplingSpec
 
@@ -77,8 +77,10 @@ def _integers(raw: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(raw, dtype=np.int32).tolist())
 
 
-def pack_encoding(voice: EncodedVoice | RequestError) -> bytes:
-    """A worker's answer to a recording: what it heard, or why it cannot be used. Never empty."""
+def pack_encoding(voice: EncodedVoice | RequestError | CapacityError | RuntimeError) -> bytes:
+    """A worker's answer to a recording: what it heard, or why not. Never empty."""
+    if isinstance(voice, CapacityError | RuntimeError):
+        return (b"\x02" if isinstance(voice, CapacityError) else b"\x03") + str(voice).encode()
     if isinstance(voice, RequestError):
         return b"\x01" + f"{voice.field}\n{voice.message}".encode()
     return b"\x00" + len(voice.embedding).to_bytes(4, "little") + voice.embedding + voice.codes
@@ -89,5 +91,7 @@ def unpack_encoding(answer: bytes) -> EncodedVoice:
     if answer[:1] == b"\x01":
         field, _, message = answer[1:].decode().partition("\n")
         raise RequestError(field, message)
+    if answer[:1] in (b"\x02", b"\x03"):
+        raise (CapacityError if answer[:1] == b"\x02" else RuntimeError)(answer[1:].decode())
     end = 5 + int.from_bytes(answer[1:5], "little")
     return EncodedVoice(answer[5:end], answer[end:])

@@ -67,6 +67,18 @@ class AudioOutbox:
         else:
             self._tickets[packet.request_id] = (ticket, sequence + 1)
 
+    def answer(self, ticket: Ticket, answer: bytes) -> None:
+        """Send the answer that a ticket of :meth:`AudioHub.ask` waits for."""
+        if not ticket.address.startswith(_SCHEMES):
+            logger.error("an answer has a bad address and is dropped")
+            return
+        try:
+            self._socket(ticket.address).send_multipart([ticket.key, answer], zmq.NOBLOCK)
+            self.sent += 1
+        except zmq.ZMQError as error:
+            self.dropped += 1
+            logger.warning("an answer was dropped: %s", error)
+
     def close(self) -> None:
         """Close all sockets; unsent messages are given a moment."""
         for socket in self._sockets.values():
@@ -132,8 +144,16 @@ class Inbox:
         return packet
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something asked of workers: the first answer counts."""
+
+    ticket: Ticket
+    answer: asyncio.Future[bytes]
+
+
 class AudioHub:
-    """Receives audio for all requests of one API-server process. Lives on one event loop.
+    """Receives audio, and answers to questions, for all requests of one API-server process. Lives on one event loop.
 
     ``host`` empty: a Linux abstract ipc address, which leaves no file behind; else ``tcp://host:<free port>`` for
     workers on other machines.
@@ -151,8 +171,9 @@ class AudioHub:
             self._socket.bind(self.address)
         self._limit_bytes = limit_bytes
         self._inboxes: dict[bytes, Inbox] = {}
+        self._questions: dict[bytes, Question] = {}
         self._task: asyncio.Task[None] | None = None
-        self.orphans = 0  # packets of requests nobody waits for any more
+        self.orphans = 0  # messages nobody waits for any more
 
     @property
     def open_inboxes(self) -> int:
@@ -176,6 +197,17 @@ class AudioHub:
         self._inboxes.pop(inbox.ticket.key, None)
         inbox.fail("it was closed")
 
+    def ask(self) -> Question:
+        """A question with a key of its own, for a worker to answer; call on the running event loop."""
+        key = uuid.uuid4().bytes
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        question = self._questions[key] = Question(Ticket(self.address, key), answer)
+        return question
+
+    def forget(self, question: Question) -> None:
+        """Wait no longer for an answer."""
+        self._questions.pop(question.ticket.key, None)
+
     async def shut_down(self) -> None:
         """Stop receiving and release the socket."""
         if self._task is not None:
@@ -187,6 +219,11 @@ class AudioHub:
     async def _receive(self) -> None:
         while True:
             parts = await self._socket.recv_multipart()
+            if len(parts) == 2 and parts[0] in self._questions:
+                answer = self._questions.pop(parts[0]).answer
+                if not answer.done():
+                    answer.set_result(parts[1])
+                continue
             inbox = self._inboxes.get(parts[0])
             if inbox is None or len(parts) != 4 or len(parts[1]) != _HEADER.size:
                 self.orphans += 1

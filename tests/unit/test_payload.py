@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from qwen3tts_hw.engine.state import Admission
-from qwen3tts_hw.errors import RequestError
+from qwen3tts_hw.errors import CapacityError, RequestError
 from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import ClonedVoice, EncodedVoice, SamplingSpec
 from qwen3tts_hw.vllm_plugin.payload import (
@@ -79,6 +79,12 @@ class TestClonedVoices:
     @pytest.mark.parametrize("voice", [EncodedVoice(bytes(range(16)), bytes(range(64))), EncodedVoice(b"\x01" * 8)])
     def test_encodings(self, voice):
         assert unpack_encoding(pack_encoding(voice)) == voice
+
+    @pytest.mark.parametrize("error", [CapacityError("later"), RuntimeError("out of memory:\n3 GiB")], ids=repr)
+    def test_failures_of_encoding(self, error):
+        with pytest.raises(type(error)) as caught:
+            unpack_encoding(pack_encoding(error))
+        assert str(caught.value) == str(error)
 
     def test_errors_of_encoding(self):
         with pytest.raises(RequestError) as caught:

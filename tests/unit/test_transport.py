@@ -116,6 +116,37 @@ class TestDelivery:
         deliver()
 
 
+class TestQuestions:
+    def test_each_gets_its_first_answer(self):
+        @run
+        async def deliver(hub, outbox):
+            asked = [hub.ask() for _ in range(3)]
+            for number in (2, 0, 1):
+                outbox.answer(asked[number].ticket, b"%d" % number)
+            assert [await question.answer for question in asked] == [b"0", b"1", b"2"]
+            outbox.answer(asked[0].ticket, b"again")
+            await until(lambda: hub.orphans == 1)
+
+        deliver()
+
+    def test_nobody_waits_for_a_forgotten_one(self):
+        @run
+        async def deliver(hub, outbox):
+            forgotten, kept, inbox = hub.ask(), hub.ask(), hub.open()
+            hub.forget(forgotten)
+            forgotten.answer.cancel()
+            kept.answer.cancel()
+            for question in (forgotten, kept):
+                outbox.answer(question.ticket, b"late")
+            outbox.answer(Ticket("http://127.0.0.1:1", b"k" * KEY_BYTES), b"nowhere")
+            outbox.open("r", inbox.ticket)
+            outbox.send(packet(0))
+            assert (await inbox.get()).frames_before == 0
+            assert hub.orphans == 1
+
+        deliver()
+
+
 class TestStrangers:
     def test_packets_nobody_waits_for(self):
         @run

@@ -6,6 +6,7 @@ Keeps what it has encoded, by content, so that a recording costs encoder work on
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 
 import numpy as np
@@ -26,6 +27,7 @@ VOICES_KEPT = 1_024  # a reference of ten seconds takes 12 kB
 class VoiceEncoder:
     """The encoders on one device; their weights are undefined until :meth:`load`.
 
+    Any thread may call; calls wait for each other.
     ``encoded`` counts the recordings that were run through them, ``reused`` those that were known already.
     """
 
@@ -37,24 +39,29 @@ class VoiceEncoder:
         self._backend = backend
         self._codec = CodecEncoder(config.codec_encoder, backend.device)
         self._speaker = SpeakerEncoder(config.speaker_encoder, backend.device, stft=backend.capabilities.stft)
+        self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, EncodedVoice] = OrderedDict()
         self.encoded = 0
         self.reused = 0
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the encoders' weights; what was encoded with others is forgotten."""
-        self._codec.load_weights(checkpoint.iter_codec())
-        self._speaker.load_weights(checkpoint.iter_main())
-        for module in (self._codec, self._speaker):
-            self._backend.prepare_weights(module)
-        self._kept.clear()
+        with self._lock:
+            self._codec.load_weights(checkpoint.iter_codec())
+            self._speaker.load_weights(checkpoint.iter_main())
+            for module in (self._codec, self._speaker):
+                self._backend.prepare_weights(module)
+            self._kept.clear()
 
-    @torch.inference_mode()
     def encode(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
         """Encode mono audio at 24 kHz ``[n] float32``; raise RequestError for a clip that is too short.
 
         Without ``with_codes`` the codes may be left empty.
         """
+        with self._lock, torch.inference_mode():
+            return self._encode(samples, with_codes=with_codes)
+
+    def _encode(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
         key = hashlib.sha256(samples.tobytes()).digest()
         known = self._kept.get(key)
         if known is not None and (known.codes or not with_codes):

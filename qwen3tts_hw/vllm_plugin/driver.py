@@ -25,6 +25,7 @@ from qwen3tts_hw.settings import kernels_folder
 from qwen3tts_hw.vllm_plugin.assembly import build_engine
 from qwen3tts_hw.vllm_plugin.payload import pack_encoding, unpack
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
+from qwen3tts_hw.vllm_plugin.voice_thread import Recording, VoiceThread
 
 
 class SpeechDriver:
@@ -34,6 +35,8 @@ class SpeechDriver:
         self._model = model
         self._outbox = AudioOutbox()
         self.engine = build_engine(model.parts, model.table, self._outbox)
+        encoder, backend = model.parts.voice_encoder, model.parts.backend
+        self._voices = None if encoder is None else VoiceThread(encoder, backend, AudioOutbox())
         self._kernels_folder = kernels_folder(model.parts.settings)  # now: vLLM changes the environment later
         self._rows: StepRows | None = None
         self.runner = ""
@@ -52,6 +55,8 @@ class SpeechDriver:
 
     def close(self) -> None:
         """Send what is queued and close the audio path."""
+        if self._voices is not None:
+            self._voices.shut_down()
         self.engine.pump.shut_down()
         self._outbox.close()
 
@@ -99,14 +104,15 @@ class SpeechDriver:
         self._rows = None
         return self.engine.step(hidden, logits, rows).to(torch.int32)[:, None]
 
-    def encode_voice(self, samples: bytes, *, with_codes: bool) -> bytes:
-        """Encode reference audio; an unusable recording, or a checkpoint that does not clone, is part of the answer."""
-        encoder = self._model.parts.voice_encoder
+    def encode_voice(self, recording: Recording) -> bytes:
+        """Have reference audio encoded beside the engine's steps; an answer at once says why it will not be."""
         try:
             check_cloning(self._model.parts.config, "ref_audio")
-            return pack_encoding(encoder.encode(np.frombuffer(samples, dtype="<f4"), with_codes=with_codes))
         except RequestError as error:
             return pack_encoding(error)
+        assert self._voices is not None
+        refused = self._voices.add(recording)
+        return b"" if refused is None else pack_encoding(refused)
 
     def facts(self) -> dict[str, Any]:
         """The chosen code paths, which do not change while the worker runs."""
@@ -144,6 +150,7 @@ class SpeechDriver:
             "packets_dropped": self._outbox.dropped,
             "tickets_open": self._outbox.open_tickets,
             "voices_encoded": 0 if encoder is None else encoder.encoded,
+            "voices_open": 0 if self._voices is None else self._voices.open_recordings,
             "voices_reused": 0 if encoder is None else encoder.reused,
             "references": dict(engine.pump.references),
             "rss_bytes": _resident_bytes(),

@@ -29,13 +29,14 @@ from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import AudioChunk, ClonedVoice, EncodedVoice, FinishReason, SpeechOutcome
 from qwen3tts_hw.vllm_plugin.payload import EXTRA_ARGS_KEY, pack, unpack_encoding
-from qwen3tts_hw.vllm_plugin.transport import AudioHub, Inbox
+from qwen3tts_hw.vllm_plugin.transport import AudioHub, Inbox, Question
 
 logger = logging.getLogger(__name__)
 
 _OUTCOMES_KEPT = 1000
 _OUTCOME_CODE_BYTES = 16 << 20  # codes kept with them
 _ENGINE_CHECK_S = 0.5  # how often a waiting request asks whether the engine still runs
+ENCODED_AT_ONCE = 4  # recordings of this process that workers hold; they encode one after the other
 TAIL_TIMEOUT_S = 30.0  # after the engine's final output, how long the last audio may take
 
 
@@ -171,6 +172,7 @@ class VllmSpeechService:
         self._outcome_bytes = 0
         self._facts: list[dict[str, Any]] | None = None  # asked for once
         self._submitted = 0
+        self._encoding = asyncio.Semaphore(ENCODED_AT_ONCE)
 
     async def submit(self, request: SpeechRequest, *, include_codes: bool = False) -> VllmSpeechStream:
         """Start a request on the engine."""
@@ -212,10 +214,28 @@ class VllmSpeechService:
         return stream
 
     async def encode_voice(self, samples: NDArray[np.float32], *, with_codes: bool) -> EncodedVoice:
-        """Have reference audio encoded by the workers; with several engines all know it then."""
-        method, arguments = "qwen3tts_encode_voice", (samples.astype("<f4").tobytes(), with_codes)
-        answers = await self._engine.collective_rpc(method, args=arguments)
-        return unpack_encoding(next(answer for answer in answers if answer))
+        """Have reference audio encoded by the workers, which go on with their steps meanwhile.
+
+        With several engines all of them encode it and know it then; the first answer counts.
+        """
+        async with self._encoding:
+            self.hub.start()
+            question = self.hub.ask()
+            ticket, raw = question.ticket, samples.astype("<f4").tobytes()
+            try:
+                arguments = (raw, with_codes, ticket.address, ticket.key)
+                begun = await self._engine.collective_rpc("qwen3tts_encode_voice", args=arguments)
+                answer = next((refusal for refusal in begun if refusal), b"") or await self._answer(question)
+            finally:
+                self.hub.forget(question)
+        return unpack_encoding(answer)
+
+    async def _answer(self, question: Question) -> bytes:
+        """Wait for a worker's answer; fail once the engine has stopped."""
+        while not (await asyncio.wait({question.answer}, timeout=_ENGINE_CHECK_S))[0]:
+            if self.engine_stopped:
+                raise GenerationError("the engine has stopped while reference audio was encoded")
+        return question.answer.result()
 
     def outcome(self, request_id: str) -> SpeechOutcome | None:
         """How a recent request of this process ended."""

@@ -11,7 +11,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from qwen3tts_hw.vllm_plugin.driver import SpeechDriver
+from qwen3tts_hw.vllm_plugin.payload import Ticket
 from qwen3tts_hw.vllm_plugin.runner import SpeechRunnerMixin
+from qwen3tts_hw.vllm_plugin.voice_thread import Recording
 
 _MODULE = "qwen3tts_hw.vllm_plugin.workers"
 
@@ -53,9 +55,14 @@ class SpeechWorkerMixin:
         """Hidden states of a request's frames, float32 ``[T, H]`` bytes; empty unless the setting ``trace`` is on."""
         return b"" if self._speech is None else self._speech.engine.trace(request_id)
 
-    def qwen3tts_encode_voice(self, samples: bytes, with_codes: bool) -> bytes:
-        """Encode reference audio, float32 mono at 24 kHz in bytes; the answer is for ``unpack_encoding``."""
-        return b"" if self._speech is None else self._speech.encode_voice(samples, with_codes=with_codes)
+    def qwen3tts_encode_voice(self, samples: bytes, with_codes: bool, address: str, key: bytes) -> bytes:
+        """Begin to encode reference audio, float32 mono at 24 kHz in bytes; the answer goes to ``address``.
+
+        What is returned is empty, or the answer already; both are for ``unpack_encoding``.
+        """
+        if self._speech is None:
+            return b""
+        return self._speech.encode_voice(Recording(samples, with_codes, Ticket(address, key)))
 
     def shutdown(self) -> None:
         """Flush and close the audio path, then shut the platform worker down."""

@@ -300,7 +300,7 @@ def held_by(stats: dict[str, Any]) -> dict[str, int]:
     """Return every counter that must be zero when no request runs."""
     held = {name: stats[name] for name in ("running", "inboxes_open")}
     for index, worker in enumerate(stats["workers"]):
-        for name in ("requests_open", "streams_open", "chunks_queued", "tickets_open"):
+        for name in ("requests_open", "streams_open", "chunks_queued", "tickets_open", "voices_open"):
             held[f"worker {index} {name}"] = worker[name]
         held[f"worker {index} slots taken"] = worker["slots"] - worker["slots_free"]
     return held

@@ -11,6 +11,7 @@ import io
 import time
 import wave
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.parity.reference_audio import FULL_SCALE, reference_audio
 from tests.parity.voice_golden import CloneFile, clone_files
 from tests.plugin.answers import Speech, assert_equal_codes
 from tests.plugin.reference import TOLERANCE, assert_close_samples
-from tests.plugin.server import SpeechServer
+from tests.plugin.server import SpeechServer, wait_for
 from tests.plugin.test_bad_requests import assert_refused
 from tests.plugin.test_batching import speak_at_once
 from tests.plugin.test_golden import hidden_states
@@ -199,6 +200,26 @@ class TestRegisteredVoices:
         assert server.client.post(f"{VOICES}/import?name=doris", content=data).status_code == 201
         assert_equal_codes(server.speak(**fields | {"voice": "doris"}).codes, before.codes)
         assert server.client.delete(f"{VOICES}/doris").status_code == 200
+
+
+@pytest.mark.server("clones")
+def test_frames_come_while_a_recording_is_encoded(server: SpeechServer) -> None:
+    """The worker counts steps and answers questions between the start of an encoding and its end."""
+    steps = []
+    with ThreadPoolExecutor(2) as others:
+        speech = others.submit(server.speak, **PLAIN | {"speaker_embedding": [0.1] * WIDTH, "max_new_tokens": 220})
+        wait_for(lambda: server.worker()["streams_open"], seconds=30.0, message="no stream is open")
+        sent = {"name": "fanny", "consent": "true", "ref_text": "Good morning."}
+        audio = {"audio": ("a.wav", wav(reference_audio(24_000 * 55, seed=80)))}
+        registered = others.submit(server.client.post, VOICES, data=sent, files=audio)
+        while not registered.done():
+            worker = server.worker()
+            if worker["voices_open"]:
+                steps.append(worker["steps"])
+        assert registered.result().status_code == 201, registered.result().text
+        assert len(speech.result().codes) == 220
+    assert len(steps) >= 2 and steps[-1] - steps[0] >= 2, steps
+    assert server.client.delete(f"{VOICES}/fanny").status_code == 200
 
 
 BAD: dict[str, tuple[str, dict[str, Any]]] = {

@@ -18,11 +18,12 @@ import pytest
 
 from qwen3tts_hw.config import ModelConfig
 from qwen3tts_hw.engine.audio import Packet
+from qwen3tts_hw.errors import CapacityError
 from qwen3tts_hw.prompt.request import build_request
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import NUM_CODEBOOKS, SAMPLES_PER_FRAME, EncodedVoice
-from qwen3tts_hw.vllm_plugin.payload import pack_encoding, unpack
+from qwen3tts_hw.vllm_plugin.payload import Ticket, pack_encoding, unpack
 from qwen3tts_hw.vllm_plugin.service import VllmSpeechService
 from qwen3tts_hw.vllm_plugin.transport import AudioOutbox
 
@@ -46,7 +47,8 @@ class ScriptedEngine:
         self._sent = {}
         self._late = []
         self.recordings = []
-        self.heard = EncodedVoice(b"\x01" * 8, b"\x02" * 32)
+        self.heard = EncodedVoice(b"\x01" * 8, b"\x02" * 32)  # None: never an answer
+        self.workers = 1
 
     async def generate(self, prompt, params, request_id):
         self.started.append(SimpleNamespace(prompt=prompt, params=params, id=request_id))
@@ -84,9 +86,13 @@ class ScriptedEngine:
 
     async def collective_rpc(self, method, args=()):
         if method == "qwen3tts_encode_voice":
-            samples, with_codes = args
+            samples, with_codes, *ticket = args
             self.recordings.append((len(samples), with_codes))
-            return [b"", pack_encoding(self.heard)]
+            if isinstance(self.heard, CapacityError):
+                return [b"", pack_encoding(self.heard)]
+            for _ in range(self.workers if self.heard is not None else 0):
+                self.outbox.answer(Ticket(*ticket), pack_encoding(self.heard))
+            return [b""] * self.workers
         if method == "qwen3tts_trace":
             return [b"", np.arange(128, dtype=np.float32).tobytes()]
         return [json.dumps({"method": method})]

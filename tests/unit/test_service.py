@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qwen3tts_hw.config import ModelConfig
-from qwen3tts_hw.errors import CapacityError, RequestError
+from qwen3tts_hw.errors import CapacityError, GenerationError, RequestError
 from qwen3tts_hw.prompt.layout import build_layout
 from qwen3tts_hw.prompt.request import build_request
 from qwen3tts_hw.prompt.tokenizer import TextTokenizer
@@ -213,6 +213,54 @@ class TestBookkeeping:
             voice = await service.encode_voice(np.zeros(100, np.float32), with_codes=with_codes)
             assert voice == engine.heard
             assert engine.recordings == [(400, with_codes)]
+
+        run(test)
+
+    def test_the_first_of_several_answers_counts(self, run):
+        async def test(service, engine, request):
+            engine.workers = 3
+            for _ in range(2):
+                assert await service.encode_voice(np.zeros(9, np.float32), with_codes=True) == engine.heard
+            while service.hub.orphans < 3:
+                await asyncio.sleep(0.001)
+
+        run(test)
+
+    @pytest.mark.parametrize("error", [RuntimeError("out of memory"), CapacityError("32 recordings wait")])
+    def test_a_recording_that_workers_cannot_encode(self, run, error):
+        async def test(service, engine, request):
+            engine.heard = error
+            with pytest.raises(type(error), match=str(error)):
+                await service.encode_voice(np.zeros(9, np.float32), with_codes=True)
+
+        run(test)
+
+    def test_a_worker_that_dies_over_a_recording(self, run, monkeypatch):
+        monkeypatch.setattr("qwen3tts_hw.vllm_plugin.service._ENGINE_CHECK_S", 0.01)
+
+        async def test(service, engine, request):
+            engine.heard = None
+            waiting = asyncio.create_task(service.encode_voice(np.zeros(9, np.float32), with_codes=True))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            engine.errored = True
+            with pytest.raises(GenerationError, match="the engine has stopped"):
+                await waiting
+
+        run(test)
+
+    def test_recordings_under_way_are_bounded(self, run):
+        async def test(service, engine, request):
+            heard, engine.heard = engine.heard, None
+            waiting = [
+                asyncio.create_task(service.encode_voice(np.zeros(9, np.float32), with_codes=True)) for _ in range(9)
+            ]
+            await asyncio.sleep(0.05)
+            assert len(engine.recordings) == 4
+            engine.heard = heard
+            for task in waiting[:4]:
+                task.cancel()  # clients that leave make room
+            assert await asyncio.gather(*waiting[4:]) == [heard] * 5
 
         run(test)
 

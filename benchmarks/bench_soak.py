@@ -33,7 +33,7 @@ from benchmarks.bench_serving import request_set
 from benchmarks.harness import report
 
 PARTS = 10
-HELD_PER_WORKER = ("requests_open", "streams_open", "chunks_queued", "tickets_open")
+HELD_PER_WORKER = ("requests_open", "streams_open", "chunks_queued", "tickets_open", "voices_open")
 IDLE_S = 30.0
 BYTES_PER_FRAME = 3_840
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.bench_soak import BYTES_PER_FRAME, held, parse_options, plans
 
-WORKER = {"requests_open": 0, "streams_open": 0, "chunks_queued": 0, "tickets_open": 0, "slots": 8, "slots_free": 8}
+NAMES = ("requests_open", "streams_open", "chunks_queued", "tickets_open", "voices_open")
+WORKER = dict.fromkeys(NAMES, 0) | {"slots": 8, "slots_free": 8}
 
 
 def test_the_plan_follows_from_the_seed() -> None:
@@ -27,6 +28,6 @@ def test_what_is_not_free_is_held() -> None:
     idle = {"running": 0, "inboxes_open": 0, "workers": [WORKER]}
     assert held(idle) == 0
     assert held(idle | {"running": 1}) == held(idle | {"inboxes_open": 1}) == 1
-    for name in ("requests_open", "streams_open", "chunks_queued", "tickets_open"):
+    for name in NAMES:
         assert held(idle | {"workers": [WORKER, WORKER | {name: 2}]}) == 2
     assert held(idle | {"workers": [WORKER | {"slots_free": 5}]}) == 3

@@ -42,8 +42,8 @@ def speak_at_once(server: SpeechServer, requests: list[dict[str, Any]]) -> list[
         return list(threads.map(speak, requests))
 
 
-def speak_among_others(server: SpeechServer, requests: list[dict[str, Any]]) -> list[Speech]:
-    """Send the requests one by one, while others come and leave before their end."""
+def speak_among_others(server: SpeechServer, requests: list[dict[str, Any]], *, within_s: float = 1.0) -> list[Speech]:
+    """Send the requests one by one within some time, while others come and leave before their end."""
     leaving, chance = threading.Event(), random.Random(5)
 
     def others(number: int) -> None:
@@ -59,7 +59,7 @@ def speak_among_others(server: SpeechServer, requests: list[dict[str, Any]]) -> 
     with ThreadPoolExecutor(len(requests) + 3) as threads:
         crowd = [threads.submit(others, number) for number in range(3)]
         try:
-            delays = [chance.uniform(0.0, 1.0) for _ in requests]
+            delays = [chance.uniform(0.0, within_s) for _ in requests]
             answers = list(threads.map(speak, delays, requests))
         finally:
             leaving.set()
@@ -165,9 +165,10 @@ def test_chunks_and_preemption_change_nothing(
 @pytest.mark.server("tight")
 @SAMPLING
 def test_preemption_among_others_that_come_and_leave(server: SpeechServer, local: LocalReference, seeded: bool) -> None:
-    requests = eight_requests(SERVERS["tight"].checkpoint, seeded=seeded)
+    requests = growing_at_once(SERVERS["tight"].checkpoint, 40, seeded=seeded)
     before = server.worker()["preempted"]
-    assert_right("tight", speak_among_others(server, requests), requests, local)
+    # So close together that all of them run at the same time, which the cache has no room for.
+    assert_right("tight", speak_among_others(server, requests, within_s=0.1), requests, local)
     assert server.worker()["preempted"] > before
     server.wait_until_idle()
 

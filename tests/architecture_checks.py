@@ -58,8 +58,7 @@ TORCH_FREE_MODULES = (
 
 # Words of other people's workshops, in pieces so that this file does not contain them.
 FOREIGN_WORDS = (
-    # Processes, HTTP clients and pytest have them too: only what speaks of the author's own is foreign.
-    re.compile(r"(?i:\b(?:this|our|my|earlier|previous|last|next|later|coding)\s+ses" + r"sions?)\b"),
+    re.compile(r"(?<![\w=\"'.])(?i:ses" + r"sions?)\b(?!\()"),  # not an attribute, such as pytest's of a request
     re.compile(r"(?<!user-)(?<!user_)\b(?i:ag" + r"ents?)\b"),
     re.compile(r"(?<![\w.\-}])/(?:wo" + r"rk|ro" + r"ot)(?:/|\b)"),
     re.compile(r"(?i:\bsand" + r"box)"),

@@ -83,12 +83,19 @@ async def serve(client: aiohttp.ClientSession, options: argparse.Namespace, part
     return [failure for failures in answered for failure in failures if failure]
 
 
+def held_by(stats: Mapping[str, Any]) -> dict[str, int]:
+    """Every counter of a server that must be zero when no request runs."""
+    counters = {name: stats[name] for name in ("running", "inboxes_open")}
+    for index, worker in enumerate(stats["workers"]):
+        for name in HELD_PER_WORKER:
+            counters[f"worker {index} {name}"] = worker[name]
+        counters[f"worker {index} slots taken"] = worker["slots"] - worker["slots_free"]
+    return counters
+
+
 def held(stats: Mapping[str, Any]) -> int:
     """How much is held that should be free while nothing runs."""
-    total = int(stats["running"] + stats["inboxes_open"])
-    for worker in stats["workers"]:
-        total += sum(worker[name] for name in HELD_PER_WORKER) + worker["slots"] - worker["slots_free"]
-    return total
+    return sum(held_by(stats).values())
 
 
 async def idle_stats(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:

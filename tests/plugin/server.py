@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` for tests: started in a session of its own, spoken to over HTTP, always stopped.
+"""A real ``vllm serve`` for tests: started apart from them, spoken to over HTTP, always stopped.
 
 Owns the process and what it leaves behind. It knows the speech routes as a client does, and vLLM's development route
 ``/collective_rpc``, which tests use to look into the workers. Nothing of vLLM runs in the tests' own process.
@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from benchmarks.bench_soak import held_by
 from tests.plugin.answers import Speech, read_events
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -174,7 +175,7 @@ class SpeechServer:
         return "\n".join(self.log.splitlines()[-lines:])
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes of the server's session, zombies left out."""
+        """Return all processes that the server has started, and itself, zombies left out."""
         assert self.process is not None
         found = []
         for process in psutil.process_iter():
@@ -294,16 +295,6 @@ def speech_body(text: str, **fields: Any) -> dict[str, Any]:
         "include_codes": True,
     } | fields
     return {name: value for name, value in body.items() if value is not None}
-
-
-def held_by(stats: dict[str, Any]) -> dict[str, int]:
-    """Return every counter that must be zero when no request runs."""
-    held = {name: stats[name] for name in ("running", "inboxes_open")}
-    for index, worker in enumerate(stats["workers"]):
-        for name in ("requests_open", "streams_open", "chunks_queued", "tickets_open", "voices_open"):
-            held[f"worker {index} {name}"] = worker[name]
-        held[f"worker {index} slots taken"] = worker["slots"] - worker["slots_free"]
-    return held
 
 
 def failed_start(checkpoint: Path, *arguments: str, **environment: str) -> tuple[int, str]:

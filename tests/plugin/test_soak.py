@@ -10,10 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.bench_soak import held_by
 from tests.plugin.answers import assert_equal_codes
 from tests.plugin.pool import SERVERS
 from tests.plugin.reference import LocalReference
-from tests.plugin.server import SpeechServer, held_by
+from tests.plugin.server import SpeechServer
 
 pytestmark = pytest.mark.vllm
 

@@ -14,7 +14,6 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -31,7 +30,6 @@ from qwen3tts_hw.engine.frame_step import FrameStep, frame_step_inputs
 from qwen3tts_hw.graph_wrappers import DeviceGraphWrapper, InputSpec
 from qwen3tts_hw.model.code_predictor import CodePredictor
 from qwen3tts_hw.model.embeddings import CodeEmbedder
-from qwen3tts_hw.predictor_kernels import fused
 from qwen3tts_hw.types import NUM_CODEBOOKS
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -94,7 +92,7 @@ def wrap(function: Any, **options: Any) -> DeviceGraphWrapper[None, None]:
 def capture_frame_step() -> None:
     """The frame step of the 1.7B sizes in bfloat16."""
     backend, dtype, rows = backends.resolve("cpu"), torch.bfloat16, max(FRAME_ROWS)
-    backend.capabilities = dataclasses.replace(backend.capabilities, compile=True)
+    backend.capabilities = dataclasses.replace(backend.capabilities, compile=True, early_launch=True)
     config = model_config("1.7B")
     codes = CodeEmbedder(config, device=backend.device, dtype=dtype)
     attention = attention_ops.create("auto", backend)
@@ -128,7 +126,7 @@ def main(folder: str) -> None:
     built: list[dict[str, Any]] = []
     driver.set_active(device)
     triton.knobs.compilation.listener = lambda **facts: built.append(facts)
-    with keeping(folder), torch.no_grad(), mock.patch.object(fused, "_can_start_early", lambda device: True):
+    with keeping(folder), torch.no_grad():
         capture_frame_step()
         frame_step_builds = len(built)
         capture_codec_steps()

@@ -28,7 +28,8 @@ class Capabilities:
     on it. attention_op: the attention op chosen by "auto". graph_wrapper: the graph driver, "eager" if it has no
     graphs. async_copy: a copy to pinned memory returns before it is done, so an event must be awaited. predictor,
     codec: the forms of code predictor and codec decoder chosen by "auto". packed_weights: matrices that are only ever
-    multiplied by can be kept in a layout of the device's own.
+    multiplied by can be kept in a layout of the device's own. early_launch: a kernel can start before its predecessor
+    has ended, and wait for it when it has to (programmatic dependent launch).
     """
 
     graphs: bool
@@ -40,6 +41,7 @@ class Capabilities:
     predictor: str = "plain"
     codec: str = "plain"
     packed_weights: bool = False
+    early_launch: bool = False
 
 
 class Stream(Protocol):
@@ -115,8 +117,7 @@ class Backend(ABC):
         operand of products, neither looked up nor sliced.
         """
 
-    @abstractmethod
-    def check_reload(self) -> None:
+    def check_reload(self) -> None:  # noqa: B027  most devices have nothing to object
         """Raise UnsupportedError if other weights can no longer be loaded into modules whose weights are prepared."""
 
     @abstractmethod
@@ -185,9 +186,6 @@ class AcceleratorBackend(Backend):
 
     def prepare_weights(self, module: torch.nn.Module) -> None:
         """Change nothing: the kernels take the weights as they are."""
-
-    def check_reload(self) -> None:
-        """Return: weights can be loaded again."""
 
     def synchronize(self) -> None:
         self._module.synchronize(self.device)

@@ -67,9 +67,6 @@ class CpuBackend(Backend):
     def prepare_weights(self, module: torch.nn.Module) -> None:
         """Change nothing: the kernels take the weights as they are."""
 
-    def check_reload(self) -> None:
-        """Return: weights can be loaded again."""
-
     def synchronize(self) -> None:
         """Return: there is nothing to wait for."""
 

@@ -17,6 +17,8 @@ from qwen3tts_hw.errors import UnsupportedError
 
 CODEC_FAST_MEMORY_BYTES = 200_000  # of a multiprocessor, for the codec kernels' tiles: Hopper and Blackwell servers
 
+EARLY_LAUNCH_SINCE = (9, 0)  # compute capability: Hopper
+
 
 class CudaBackend(AcceleratorBackend):
     """One NVIDIA device; bfloat16 by default."""
@@ -35,6 +37,7 @@ class CudaBackend(AcceleratorBackend):
             async_copy=True,
             predictor="fused" if has_triton else "plain",
             codec="fused" if has_triton and fast_bytes >= CODEC_FAST_MEMORY_BYTES else "plain",
+            early_launch=torch.cuda.get_device_capability(index) >= EARLY_LAUNCH_SINCE,
         )
         super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
         if not has_triton:

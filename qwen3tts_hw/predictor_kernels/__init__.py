@@ -39,7 +39,7 @@ TORCH_FORMS = ("plain", "compiled")
 def _fused(backend: Backend) -> FastForm:
     from qwen3tts_hw.predictor_kernels.fused import FusedForm
 
-    return FusedForm()
+    return FusedForm(early=backend.capabilities.early_launch)
 
 
 FAST_FORMS: Registry[Callable[[Backend], FastForm]] = Registry("predictor form")

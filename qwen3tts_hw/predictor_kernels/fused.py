@@ -37,22 +37,24 @@ SOME_WARPS = 4
 SOME_CHUNK = 1_024  # columns
 GATE_BLOCK = 1_024
 CHOOSE_WARPS, ATTEND_WARPS = 8, 4
-EARLY_ARCHITECTURE = 90
 
 
 class FusedForm:
-    """Builds :class:`FusedPredictor`; one per device."""
+    """Builds :class:`FusedPredictor`; ``early``: the device can start a kernel before its predecessor has ended."""
 
     name = "fused"
 
+    def __init__(self, *, early: bool) -> None:
+        self._early = early
+
     def build(self, weights: PredictorWeights, max_rows: int) -> FusedPredictor:
-        return FusedPredictor(weights, max_rows)
+        return FusedPredictor(weights, max_rows, early=self._early)
 
 
 class FusedPredictor:
     """Kernels over one predictor's weights, with the buffers between them. ``max_rows`` bounds the rows of one call."""
 
-    def __init__(self, weights: PredictorWeights, max_rows: int) -> None:
+    def __init__(self, weights: PredictorWeights, max_rows: int, *, early: bool) -> None:
         self._weights = weights
         self.max_rows = max_rows
         layer, device, dtype = weights.layers[0], weights.norm.device, weights.norm.dtype
@@ -61,7 +63,7 @@ class FusedPredictor:
         self._check(weights.num_heads // weights.num_kv_heads)
         self.exact = not triton.knobs.runtime.interpret  # the interpreter has no device library
         self._most_some_rows = MOST_SOME_ROWS if dtype.itemsize == 2 else MOST_FEW_ROWS  # wider slabs do not fit
-        self._early = bool(self.exact and _can_start_early(device))
+        self._early = early
         self._launch: dict[str, Any] = {"launch_pdl": True} if self._early else {}
         new, rows = torch.empty, 2 * max_rows
         self._x = new(rows, self.width, device=device, dtype=dtype)
@@ -278,11 +280,3 @@ class FusedPredictor:
     def _outputs(x: Tensor) -> int:
         """Outputs of one program's slab, in the some form."""
         return 32 if len(x) <= 8 else 16
-
-
-def _can_start_early(device: torch.device) -> bool:
-    """Whether a kernel may start before its predecessor has ended (programmatic dependent launch)."""
-    if device.type != "cuda":
-        return False
-    target = triton.runtime.driver.active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch >= EARLY_ARCHITECTURE)

@@ -82,7 +82,7 @@ def predictor(request, tiny_checkpoint, backend):
     targets.update((n, t) for n, t in embedding_targets(_NoText(), codes).items() if "codec" in n)
     load(((name, tensor) for name, tensor in checkpoint.iter_main() if name in targets), targets)
     model.config = config
-    model.built = fused_module().FusedForm().build(model._weights(), MAX_ROWS)
+    model.built = fused_module().FusedForm(early=backend.capabilities.early_launch).build(model._weights(), MAX_ROWS)
     return model
 
 

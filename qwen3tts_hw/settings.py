@@ -141,12 +141,9 @@ class Settings:
         return dataclasses.asdict(self)
 
 
-def npu_task_queue(environment: Mapping[str, str] | None = None) -> str:
-    """How torch_npu hands work to the device: "0", "1" (its default) or "2" of TASK_QUEUE_ENABLE, or "blocking"."""
-    environment = os.environ if environment is None else environment
-    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
-        return "blocking"
-    return environment.get("TASK_QUEUE_ENABLE") or "1"
+def variable(name: str) -> str:
+    """A variable that a device's own software reads too; "" if it is not set."""
+    return os.environ.get(name, "")
 
 
 def listed(value: str) -> tuple[str, ...]:

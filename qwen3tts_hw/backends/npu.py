@@ -22,7 +22,7 @@ import torch
 
 from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities, WeightLayout
 from qwen3tts_hw.errors import UnsupportedError
-from qwen3tts_hw.settings import npu_task_queue
+from qwen3tts_hw.settings import variable
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,17 @@ class NpuBackend(AcceleratorBackend):
             "device_name": self._module.get_device_name(self.device.index),
             "device_family": family,
             "torch_npu": str(self._torch_npu.__version__),
-            "task_queue": npu_task_queue(),
+            "task_queue": task_queue(),
             "private_weight_layouts": self._private_formats,
             "packed_matrices": self._packed,
         }
         mismatch = wheel_mismatch(family, _vllm_ascend_family())
         return facts if mismatch is None else {**facts, "vllm_ascend_mismatch": mismatch}
+
+
+def task_queue() -> str:
+    """How torch_npu hands work to the device: "0", "1" (its default) or "2" of TASK_QUEUE_ENABLE, or "blocking"."""
+    return "blocking" if variable("ASCEND_LAUNCH_BLOCKING") == "1" else variable("TASK_QUEUE_ENABLE") or "1"
 
 
 def matrices(module: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from qwen3tts_hw.backends.npu import task_queue
 from qwen3tts_hw.errors import UnsupportedError
-from qwen3tts_hw.settings import npu_task_queue
 
 _NOT_CAPTURED = {  # how work is handed to the device -> the variable that says so, and what it should be
     "2": "TASK_QUEUE_ENABLE is 2, with which torch_npu captures no graph; set it to 1",
@@ -28,7 +28,7 @@ class NpuGraphDriver:
     """
 
     def __init__(self, device: torch.device) -> None:
-        refusal = _NOT_CAPTURED.get(npu_task_queue())
+        refusal = _NOT_CAPTURED.get(task_queue())
         if refusal is not None:
             raise UnsupportedError(f"{refusal}, or set graphs to off")
         self._npu: Any = importlib.import_module("torch_npu").npu

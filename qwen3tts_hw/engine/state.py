@@ -18,7 +18,7 @@ from torch import Tensor
 from qwen3tts_hw.backends import Backend
 from qwen3tts_hw.engine.copies import to_device
 from qwen3tts_hw.errors import CapacityError
-from qwen3tts_hw.model.sampling import SamplingRows
+from qwen3tts_hw.model.sampling import SamplingRows, signed
 from qwen3tts_hw.predictor_kernels.base import SlotTensors
 from qwen3tts_hw.prompt.layout import PromptLayout
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, ClonedVoice, SamplingSpec
@@ -97,7 +97,7 @@ class SlotTable:
     def admit(self, slot: int, admission: Admission) -> None:
         """Upload a request's prompt, sampling and limit into ``slot``; everything of an earlier request is gone.
 
-        One copy, which the host does not wait for.
+        One copy, and one more for a cloned voice's embedding; the host waits for neither.
         """
         layout, sampling = admission.layout, admission.sampling
         rows = layout.length
@@ -178,6 +178,5 @@ def _floats(sampling: SamplingSpec) -> NDArray[np.float32]:
 
 
 def _integers(sampling: SamplingSpec) -> NDArray[np.int32]:
-    low, high = sampling.seed & 0xFFFFFFFF, (sampling.seed >> 32) & 0xFFFFFFFF
-    halves = (half - (1 << 32) * (half >> 31) for half in (low, high))
+    halves = signed(sampling.seed), signed(sampling.seed >> 32)
     return np.array((sampling.top_k, sampling.residual_top_k, *halves), dtype=np.int32)

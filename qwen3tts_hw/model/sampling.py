@@ -15,16 +15,16 @@ from torch import Tensor
 _MASK_32 = 0xFFFFFFFF
 
 
-def _signed(value: int) -> int:
-    """The 32-bit two's complement value of an unsigned constant."""
+def signed(value: int) -> int:
+    """What is left of an integer in 32 bits of two's complement."""
     value &= _MASK_32
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
 # Multipliers of the "lowbias32" integer hash (Chris Wellons, hash-prospector, public domain).
-_MIX_A, _MIX_B = _signed(0x7FEB352D), _signed(0x846CA68B)
-_GOLDEN = _signed(0x9E3779B9)  # 2**32 / golden ratio: spreads consecutive counters
-_FRAME_STEP, _CODEBOOK_STEP = _signed(0x85EBCA6B), _signed(0xC2B2AE35)
+_MIX_A, _MIX_B = signed(0x7FEB352D), signed(0x846CA68B)
+_GOLDEN = signed(0x9E3779B9)  # 2**32 / golden ratio: spreads consecutive counters
+_FRAME_STEP, _CODEBOOK_STEP = signed(0x85EBCA6B), signed(0xC2B2AE35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def frame_key(seed_low: Tensor, seed_high: Tensor, frame: Tensor) -> Tensor:
 
 def gumbel_noise(key: Tensor, codebook: int, candidates: Tensor) -> Tensor:
     """Standard Gumbel noise ``[B, V] float32`` for one codebook; ``key [B] int32``, ``candidates [V] int32``."""
-    row = mix(key + _signed(codebook * _CODEBOOK_STEP))
+    row = mix(key + signed(codebook * _CODEBOOK_STEP))
     bits = mix(row[:, None] + candidates[None, :] * _GOLDEN)
     return -torch.log(-torch.log(uniform(bits)))
 

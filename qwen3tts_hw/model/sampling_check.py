@@ -29,7 +29,7 @@ def check_hash(device: torch.device) -> None:
     found = torch.stack([on_device(x) for _, on_device, _ in steps]).tolist()
     for (name, _, exact), row in zip(steps, found, strict=True):
         for operand, value in zip(_OPERANDS, row, strict=True):
-            expected = _int32(exact(operand))
+            expected = sampling.signed(exact(operand))
             if value != expected:
                 raise UnsupportedError(
                     f"{device} computes the sampler's integers differently: {name} of the int32 {operand} is {value}, "
@@ -42,10 +42,10 @@ def _steps() -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[int], int]
     """Every kind of operation the sampler makes, from single ones to the whole: name, on the device, exactly."""
     first, second = _FACTORS
     return [
-        ("the sum with 0x9E3779B9", lambda x: x + _int32(_GOLDEN), lambda x: x + _GOLDEN),
-        ("the product with 0x7FEB352D", lambda x: x * _int32(first), lambda x: x * first),
-        ("the product with 0x846CA68B", lambda x: x * _int32(second), lambda x: x * second),
-        ("the exclusive or with 0x9E3779B9", lambda x: x ^ _int32(_GOLDEN), lambda x: x ^ _GOLDEN),
+        ("the sum with 0x9E3779B9", lambda x: x + sampling.signed(_GOLDEN), lambda x: x + _GOLDEN),
+        ("the product with 0x7FEB352D", lambda x: x * sampling.signed(first), lambda x: x * first),
+        ("the product with 0x846CA68B", lambda x: x * sampling.signed(second), lambda x: x * second),
+        ("the exclusive or with 0x9E3779B9", lambda x: x ^ sampling.signed(_GOLDEN), lambda x: x ^ _GOLDEN),
         ("the conjunction with 0xFFFF0000", lambda x: x & -65_536, lambda x: x & -65_536),
         ("the quotient by 65536 of a multiple", lambda x: (x & -65_536) // 65_536, lambda x: x >> 16),
         ("the upper 16 bits", lambda x: sampling.upper_bits(x, 16), lambda x: _unsigned(x) >> 16),
@@ -58,11 +58,6 @@ def _steps() -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[int], int]
 
 def _unsigned(value: int) -> int:
     return value & 0xFFFFFFFF
-
-
-def _int32(value: int) -> int:
-    """What is left of an integer in 32 bits of two's complement."""
-    return (value + 2**31) % 2**32 - 2**31
 
 
 def _mix(value: int) -> int:

@@ -15,12 +15,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_rehearsals: list[object] = []  # not empty while kernels are compiled rather than started
+_rehearsing = ContextVar("qwen3tts_rehearsing", default=False)  # kernels are compiled rather than started
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -30,7 +31,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     unless ``enable_fp_fusion`` is False: Triton's default depends on its version.
     """
     options.setdefault("enable_fp_fusion", True)
-    if _rehearsals:
+    if _rehearsing.get():
         kernel.warmup(*args, grid=grid, **options)
     else:
         kernel[grid](*args, **options)
@@ -49,12 +50,12 @@ def compiling() -> Iterator[bool]:
     import triton
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "qwen3tts-compile") as pool:
-        _rehearsals.append(pool)
+        before = _rehearsing.set(True)
         try:
             with triton.AsyncCompileMode(pool):
                 yield True
         finally:
-            _rehearsals.pop()
+            _rehearsing.reset(before)
 
 
 @contextmanager

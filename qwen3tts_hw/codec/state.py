@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qwen3tts_hw.codec_kernels.state import SlotTables
+
 
 class StateLayout:
     """Collects, while a decoder is built, the shape that each causal layer keeps per slot."""
@@ -24,39 +26,17 @@ class StateLayout:
         return len(self.shapes) - 1
 
 
-class CodecState:
+class CodecState(SlotTables):
     """Histories and frame counters of ``slots`` independent streams.
 
-    ``frames`` ``[slots] int64`` counts the frames each stream has decoded. ``tables[i]`` is ``[slots, *shapes[i]]``:
-    past inputs of a convolution, or past keys and values of an attention layer. All zeros is the start of a stream.
-    Tables are contiguous, one per layer: devices that copy a strided tensor before an in-place update would copy all
-    slots.
+    ``tables[i]`` is ``[slots, *shapes[i]]``: past inputs of a convolution, or past keys and values of an attention
+    layer.
     """
 
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], slots: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.slots = slots
-        with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
-            self.frames = torch.zeros(slots, dtype=torch.int64, device=device)
-            self.tables = tuple(torch.zeros(slots, *shape, dtype=dtype, device=device) for shape in shapes)
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Device memory of one stream, in bytes."""
-        return sum(table[:1].nbytes for table in (self.frames, *self.tables))
-
-    @torch.no_grad()
-    def reset(self, slot_ids: Tensor) -> None:
-        """Return the slots in ``slot_ids`` ``[N] int64`` (on the device) to the start of a stream, in place."""
-        for table in (self.frames, *self.tables):
-            table.index_fill_(0, slot_ids, 0)
-
-    @torch.no_grad()
-    def copy(self, source: int, target: int) -> None:
-        """Make slot ``target`` the same as slot ``source``, in place, by contiguous copies."""
-        for table in (self.frames, *self.tables):
-            table[target : target + 1].copy_(table[source : source + 1])
+        super().__init__([(shape, dtype) for shape in shapes], slots, device)
 
 
 class StateRows:

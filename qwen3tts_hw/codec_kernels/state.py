@@ -1,4 +1,4 @@
-"""What the fused decoder remembers of its streams: histories in the kernels' own form, updated in place."""
+"""What a streaming decoder remembers of its streams, in whatever form it keeps a layer's history; updated in place."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 
-class FusedState:
-    """``frames [slots] int64`` counts decoded frames; ``tables`` hold one entry per slot for every layer."""
+class SlotTables:
+    """``frames [slots] int64`` counts decoded frames; ``tables`` hold one entry per slot for every layer.
+
+    All zeros is the start of a stream. Tables are contiguous, one per layer: devices that copy a strided tensor before
+    an in-place update would copy all slots.
+    """
 
     def __init__(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], slots: int, device: torch.device) -> None:
         self.slots = slots
@@ -33,3 +37,7 @@ class FusedState:
         """Make slot ``target`` the same as slot ``source``, in place, by contiguous copies."""
         for table in (self.frames, *self.tables):
             table[target : target + 1].copy_(table[source : source + 1])
+
+
+class FusedState(SlotTables):
+    """Histories as the fused decoder's kernels read them."""

@@ -8,9 +8,10 @@
 # is 10 s. Each program's last line (JSON with versions, commit and device) becomes one file. Environment:
 #   PYTHON   interpreter of an environment with this package and vLLM (default python3)
 #   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
-#   ONLY     some of: predictor codec serving soak (default: these); correctness instead of speed: tests (those of
-#            tests/unit that need the device), kernels (theirs under compute-sanitizer), golden (codes served by both
-#            model runners in float32 against the official package's)
+#   ONLY     some of: predictor codec serving soak (default: these); profile (where a served step's time goes, and
+#            whether the host waits); correctness instead of speed: tests (those of tests/unit that need the device),
+#            kernels (theirs under compute-sanitizer), golden (codes served by both model runners in float32 against
+#            the official package's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-benchmarks/results}" && cd "${1:-benchmarks/results}" && pwd)
@@ -82,16 +83,27 @@ for part in $only; do
             stop_server
             start_server second "$work/1.7B"
             common=(benchmarks.bench_serving --url "http://127.0.0.1:$port" --voice ryan --body '{"max_new_tokens": 125}')
-            bench serving_c1 "${common[@]}" --concurrency 1 --requests 8
-            bench serving_c8 "${common[@]}" --concurrency 8 --requests 32
-            bench serving_c64 "${common[@]}" --concurrency 64 --requests 192
-            bench serving_c128 "${common[@]}" --concurrency 128 --requests 384
-            bench serving_r20 "${common[@]}" --concurrency '' --rate 20 --requests 300
+            bench serving_c1 "${common[@]}" --concurrency 1 --requests 16
+            bench serving_c8 "${common[@]}" --concurrency 8 --requests 64
+            bench serving_c64 "${common[@]}" --concurrency 64 --requests 512
+            bench serving_c128 "${common[@]}" --concurrency 128 --requests 1024
+            bench serving_r20 "${common[@]}" --concurrency '' --rate 20 --requests 500
             "$python" -c "
 import urllib.request as u
 print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().decode())" | tee "$results/stats.json"
             server_facts
             [[ " $only " == *" soak "* ]] || stop_server
+            ;;
+        profile)
+            make_checkpoint
+            start_server profile "$work/1.7B" --profiler-config \
+                "{\"profiler\": \"torch\", \"torch_profiler_dir\": \"$work/traces\", \"ignore_frontend\": true, \
+                \"torch_profiler_with_stack\": ${STACKS:-true}, \"torch_profiler_dump_cuda_time_total\": false}"
+            for concurrency in 64 1; do
+                bench "profile_c$concurrency" benchmarks.profile_steps --url "http://127.0.0.1:$port" --voice ryan \
+                    --body '{"max_new_tokens": 125}' --traces "$work/traces" --concurrency $concurrency --after-s 0.2
+            done
+            stop_server
             ;;
         soak)
             make_checkpoint

@@ -3,13 +3,14 @@
 Built for graphs: launches cost nothing there, and on devices that can start a kernel before its predecessor has ended,
 the next kernels' weights are on their way while the current one computes, so that memory never idles. Embeddings are
 projected once, when the form is built: choosing a code is then followed by a look-up instead of a matrix product.
-Products have three forms: for few rows (:mod:`.triton_linear`), for some (:mod:`.triton_slab`), and for many, where the
-vendor's library multiplies and kernels of one program per row do the rest (:mod:`.triton_rows`).
+Products have three forms: for few rows (:mod:`.triton_linear`), for some (:mod:`.triton_slab`), and for many
+(:mod:`.triton_many`), between which kernels of one program per row add and normalise (:mod:`.triton_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from qwen3tts_hw.predictor_kernels.base import BegunFrame, LayerWeights, Predict
 from qwen3tts_hw.predictor_kernels.triton_attention import attend
 from qwen3tts_hw.predictor_kernels.triton_frame import begin_frame, finish_frame
 from qwen3tts_hw.predictor_kernels.triton_linear import SQUARE_PARTS, gated_few, linear_few
-from qwen3tts_hw.predictor_kernels.triton_rows import add_and_norm, gate_rows
+from qwen3tts_hw.predictor_kernels.triton_many import gated_many, linear_many
+from qwen3tts_hw.predictor_kernels.triton_rows import sum_and_norm
 from qwen3tts_hw.predictor_kernels.triton_sampling import choose_residual, open_rows
 from qwen3tts_hw.predictor_kernels.triton_slab import gated_some, linear_some
 from qwen3tts_hw.types import CODEBOOK_SIZE, MIN_FRAMES, NUM_CODEBOOKS
@@ -35,8 +37,24 @@ FEW_WARPS = 4
 FEW_SLAB = 8_192  # 16-bit weights that one program of the few form holds in registers
 SOME_WARPS = 4
 SOME_CHUNK = 1_024  # columns
-GATE_BLOCK = 1_024
+MOST_PARTS = 8  # of a product's sum that different programs make
 CHOOSE_WARPS, ATTEND_WARPS = 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product of many rows is shared out: outputs and columns of a program, warps, loads under way."""
+
+    outputs: int
+    parts: int  # into which the columns are cut
+    columns: int  # at a time
+    warps: int = 4
+    stages: int = 4
+
+
+MOST_TILE_ROWS = 128
+TILES = {"qkv": Tile(32, 1, 128), "out": Tile(64, 8, 64), "gate_up": Tile(32, 1, 128), "down": Tile(64, 8, 64)}
+HEAD_TILE = Tile(32, 1, 128)
 
 
 class FusedForm:
@@ -72,8 +90,8 @@ class FusedPredictor:
         self._gated = new(rows, self.inner, device=device, dtype=dtype)
         self._squares = torch.zeros(rows, SQUARE_PARTS.value, device=device, dtype=torch.float32)
         self._logits = new(max_rows, CODEBOOK_SIZE, device=device, dtype=dtype)
-        self._wide = new(rows, 2 * self.inner, device=device, dtype=dtype)
-        self._added = new(rows, self.width, device=device, dtype=dtype)
+        self._parts = new(MOST_PARTS, rows, self.width, device=device, dtype=torch.float32)
+        self._parts_left = 0  # that are still to be added to the rows
         self._normed = new(rows, self.width, device=device, dtype=dtype)
         cache = (len(weights.layers), 2, max_rows, weights.num_kv_heads, KEYS, self.head_dim)
         self._cache = torch.zeros(cache, device=device, dtype=dtype)
@@ -105,8 +123,8 @@ class FusedPredictor:
         """Logits ``[B, 2048]`` of step 0 to 14 from the last of ``new`` rows of each sequence; a view of a buffer."""
         weights, logits, rows = self._weights, self._logits[:batch], slice((new - 1) * batch, new * batch)
         if new * batch > self._most_some_rows:
-            self._add_and_norm(rows, weights.norm, add=True)
-            torch.mm(self._normed[rows], weights.heads[step].t(), out=logits)
+            self._sum_and_norm(rows, new * batch, weights.norm)
+            self._linear_of_many(self._normed[rows], weights.heads[step], logits, HEAD_TILE)
         else:
             self._linear(self._x[rows], self._squares[rows], weights.heads[step], logits, norm=weights.norm)
         return logits
@@ -164,33 +182,67 @@ class FusedPredictor:
             self._linear(gated, squares, layer.down, x, residual=True)
 
     def _layers_of_many(self, batch: int, new: int, start: int) -> None:
-        """The same with the vendor's matrix products. The last layer's output is left to be added by the head."""
+        """The same with products of many rows. The last product's parts are left to be added by the head."""
         rows = new * batch
-        packed, attended, gated, wide, added, normed = (
-            buffer[:rows]
-            for buffer in (self._packed, self._attended, self._gated, self._wide, self._added, self._normed)
+        everyone = slice(0, rows)
+        packed, attended, gated, normed = (
+            buffer[:rows] for buffer in (self._packed, self._attended, self._gated, self._normed)
         )
-        for index, (layer, cache) in enumerate(zip(self._weights.layers, self._cache, strict=True)):
-            self._add_and_norm(slice(0, rows), layer.input_norm, add=index > 0)
-            torch.mm(normed, layer.qkv.t(), out=packed)
+        self._parts_left = 0
+        for layer, cache in zip(self._weights.layers, self._cache, strict=True):
+            self._sum_and_norm(everyone, rows, layer.input_norm)
+            self._linear_of_many(normed, layer.qkv, packed, TILES["qkv"])
             self._attend(layer, cache, batch, new, start)
-            torch.mm(attended, layer.out.t(), out=added)
-            self._add_and_norm(slice(0, rows), layer.mlp_norm, add=True)
-            torch.mm(normed, layer.gate_up.t(), out=wide)
-            launch(
-                gate_rows, (rows, triton.cdiv(self.inner, GATE_BLOCK)),
-                wide, gated, N=self.inner, BLOCK_N=GATE_BLOCK, EARLY=self._early, **self._launch,
-            )  # fmt: skip
-            torch.mm(gated, layer.down.t(), out=added)
+            self._linear_of_many(attended, layer.out, None, TILES["out"])
+            self._sum_and_norm(everyone, rows, layer.mlp_norm)
+            self._gate_of_many(normed, layer.gate_up, gated)
+            self._linear_of_many(gated, layer.down, None, TILES["down"])
 
-    def _add_and_norm(self, rows: slice, norm: Tensor, *, add: bool) -> None:
-        """Add what the last product made to some rows of the buffer, and normalise them."""
-        x, added, normed = self._x[rows], self._added[rows], self._normed[rows]
+    def _sum_and_norm(self, rows: slice, all_rows: int, norm: Tensor) -> None:
+        """Add what the last product left to some rows of the buffer, of ``all_rows`` it had, and normalise them."""
+        x, normed = self._x[rows], self._normed[rows]
+        parts = self._parts.view(-1, self.width)[rows]
         launch(
-            add_and_norm, (len(x),),
-            x, added, norm, normed, self._weights.eps, C=self.width, BLOCK_C=triton.next_power_of_2(self.width),
-            ADD=add, EARLY=self._early, **self._launch,
+            sum_and_norm, (len(x),),
+            x, parts, norm, normed, all_rows, self._weights.eps, C=self.width,
+            BLOCK_C=triton.next_power_of_2(self.width), PARTS=self._parts_left, EARLY=self._early, **self._launch,
         )  # fmt: skip
+
+    def _linear_of_many(self, x: Tensor, weight: Tensor, out: Tensor | None, tile: Tile) -> None:
+        """``out = x · weightᵀ``; without ``out`` the product is left in parts."""
+        (rows, inputs), outputs = x.shape, weight.shape[0]
+        parts = 0 if out is not None else tile.parts
+        if out is None:
+            out, self._parts_left = self._parts, parts
+        columns = self._columns(tile, inputs // tile.parts)
+        chunks = triton.cdiv(inputs, tile.parts * columns)
+        block = self._row_block(rows)
+        launch(
+            linear_many, (triton.cdiv(outputs, tile.outputs), tile.parts, triton.cdiv(rows, block)),
+            x, weight, out, rows, K=inputs, N=outputs, BLOCK_R=block, BLOCK_N=tile.outputs, BLOCK_K=columns,
+            CHUNKS=chunks, PARTS=parts, STAGES=tile.stages, LANES=32 * tile.warps, EARLY=self._early,
+            num_warps=tile.warps, **self._launch,
+        )  # fmt: skip
+
+    def _gate_of_many(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """``out = silu(gate) * up`` of ``x``."""
+        (rows, inputs), tile, block = x.shape, TILES["gate_up"], self._row_block(len(x))
+        columns = self._columns(tile, inputs)
+        launch(
+            gated_many, (triton.cdiv(self.inner, tile.outputs), 1, triton.cdiv(rows, block)),
+            x, weight, out, rows, K=inputs, N=self.inner, BLOCK_R=block, BLOCK_N=tile.outputs, BLOCK_K=columns,
+            CHUNKS=triton.cdiv(inputs, columns), STAGES=tile.stages, LANES=32 * tile.warps, EARLY=self._early,
+            num_warps=tile.warps, **self._launch,
+        )  # fmt: skip
+
+    def _columns(self, tile: Tile, inputs: int) -> int:
+        """Columns at a time of a program that has ``inputs`` of them: wider values, fewer of them."""
+        most = tile.columns * 2 // max(2, self._x.element_size())
+        return int(max(16, min(most, triton.next_power_of_2(inputs))))
+
+    @staticmethod
+    def _row_block(rows: int) -> int:
+        return int(max(16, min(MOST_TILE_ROWS, triton.next_power_of_2(rows))))
 
     def _attend(self, layer: LayerWeights, cache: Tensor, batch: int, new: int, start: int) -> None:
         weights = self._weights

@@ -34,6 +34,17 @@ def _normed_halves(base, weight_first, weight_second, eps, HALF: tl.constexpr, H
     return normalised(first, scale, weight_first[None, :]), normalised(second, scale, weight_second[None, :])
 
 
+@triton.jit
+def _cached(keys, values, position, HALF: tl.constexpr, KEYS: tl.constexpr):
+    """Halves of the keys ``[KEYS, HALF]`` and values ``[KEYS, 2 HALF]`` before ``position``, float32; zeros behind."""
+    half, whole, slots = tl.arange(0, HALF), tl.arange(0, 2 * HALF), tl.arange(0, KEYS)
+    earlier = (slots < position)[:, None]
+    places = slots[:, None] * (2 * HALF)
+    first = tl.load(keys + places + half[None, :], mask=earlier, other=0.0).to(tl.float32)
+    second = tl.load(keys + places + HALF + half[None, :], mask=earlier, other=0.0).to(tl.float32)
+    return first, second, tl.load(values + places + whole[None, :], mask=earlier, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["batch", "start"])
 def attend(
     packed, query_norm, key_norm, cos, sin, keys, values, out, batch, start, eps, scale,
@@ -44,43 +55,46 @@ def attend(
 
     ``packed [NEW * B, (HEADS + 2 KV_HEADS) * D]`` queries, keys, values; ``keys``, ``values [B, KV_HEADS, SLOTS, D]``
     are written and read; ``out [NEW * B, HEADS * D]``. Row ``s * B + b`` is the s-th new row of sequence b.
+
+    Rows before ``start`` are read before the wait: between the step that wrote them and this one a code was chosen, and
+    the kernel that chooses lets nothing start before all of an earlier step has ended (:mod:`.triton_sampling`).
     """
     start_successor(EARLY)
     sequence, head = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     D: tl.constexpr = 2 * HALF
-    half, whole, slots = tl.arange(0, HALF), tl.arange(0, D), tl.arange(0, KEYS)
+    half, whole = tl.arange(0, HALF), tl.arange(0, D)
     query_first, query_second = tl.load(query_norm + half), tl.load(query_norm + HALF + half)
     key_first, key_second = tl.load(key_norm + half), tl.load(key_norm + HALF + half)
-    cached = (sequence * KV_HEADS + head) * SLOTS * D
+    own = (sequence * KV_HEADS + head) * SLOTS * D
+    keys, values = keys + own, values + own
+    cosine, sine = tl.load(cos + start * D + half), tl.load(sin + start * D + half)
+    old_first, old_second, old_values = _cached(keys, values, start, HALF, KEYS)
     wait_for_predecessor(EARLY)
     for new in tl.static_range(NEW):
         row, position = new * batch + sequence, start + new
+        if new > 0:
+            cosine, sine = tl.load(cos + position * D + half), tl.load(sin + position * D + half)
+            tl.debug_barrier()  # other threads of this program wrote the cache's newest row
+            old_first, old_second, old_values = _cached(keys, values, position, HALF, KEYS)
         base = packed + row * ((HEADS + 2 * KV_HEADS) * D)
-        cosine, sine = tl.load(cos + position * D + half)[None, :], tl.load(sin + position * D + half)[None, :]
         own_first, own_second = _normed_halves(base + (HEADS + head) * D, key_first, key_second, eps, HALF, 1)
-        own_first, own_second = _rotated(own_first, own_second, cosine, sine)
+        own_first, own_second = _rotated(own_first, own_second, cosine[None, :], sine[None, :])
         value = tl.load(base + (HEADS + KV_HEADS + head) * D + whole)
         first, second = _normed_halves(base + head * GROUP * D, query_first, query_second, eps, HALF, GROUP)
-        first, second = _rotated(first, second, cosine, sine)
-        if new > 0:
-            tl.debug_barrier()  # other threads of this program wrote the cache's newest row
-        earlier = slots < position
-        places = keys + cached + slots[:, None] * D + half[None, :]
-        keys_first = tl.load(places, mask=earlier[:, None], other=0.0).to(tl.float32)
-        keys_second = tl.load(places + HALF, mask=earlier[:, None], other=0.0).to(tl.float32)
-        old_values = tl.load(values + cached + slots[:, None] * D + whole[None, :], mask=earlier[:, None], other=0.0)
-        products = first[:, None, :] * keys_first[None, :, :] + second[:, None, :] * keys_second[None, :, :]
-        scores = tl.where(earlier[None, :], tl.sum(products, axis=2) * scale, float("-inf"))
+        first, second = _rotated(first, second, cosine[None, :], sine[None, :])
+        products = first[:, None, :] * old_first[None, :, :] + second[:, None, :] * old_second[None, :, :]
+        earlier = (tl.arange(0, KEYS) < position)[None, :]
+        scores = tl.where(earlier, tl.sum(products, axis=2) * scale, float("-inf"))
         own_score = tl.sum(first * own_first + second * own_second, axis=1) * scale
         highest = tl.maximum(tl.max(scores, axis=1), own_score)
         shares, own_share = tl.exp(scores - highest[:, None]), tl.exp(own_score - highest)
-        mixed = tl.sum(shares[:, :, None] * old_values.to(tl.float32)[None, :, :], axis=1)
+        mixed = tl.sum(shares[:, :, None] * old_values[None, :, :], axis=1)
         mixed = mixed + own_share[:, None] * value.to(tl.float32)[None, :]
         mixed = mixed / (tl.sum(shares, axis=1) + own_share)[:, None]
         places = out + row * (HEADS * D) + (head * GROUP + tl.arange(0, GROUP))[:, None] * D + whole[None, :]
         tl.store(places, mixed.to(out.dtype.element_ty))
-        slot = keys + cached + position * D + half[None, :]
+        slot = keys + position * D + half[None, :]
         tl.store(slot, own_first.to(keys.dtype.element_ty))
         tl.store(slot + HALF, own_second.to(keys.dtype.element_ty))
-        tl.store(values + cached + position * D + whole, value)
+        tl.store(values + position * D + whole, value)

@@ -100,8 +100,12 @@ def fused_module():
 
 
 def layers_output(fast, rows):
-    """What the layers made of the buffer's rows; that of many rows is still in two parts."""
-    return fast._x[:rows] + (fast._added[:rows] if rows > fast._most_some_rows else 0)
+    """What the layers made of the buffer's rows; that of many rows is still in parts."""
+    if rows <= fast._most_some_rows:
+        return fast._x[:rows]
+    return fast._x[:rows] + fast._parts.view(-1, fast.width)[: fast._parts_left * rows].view(-1, rows, fast.width).sum(
+        0
+    )
 
 
 def inputs(model, count, seed=0):

@@ -91,13 +91,14 @@ class SlotTable:
 
     def release(self, slot: int) -> None:
         """Give a slot back and stop the device from making frames for it."""
-        self.ended[slot] = True
+        self.ended[slot].fill_(True)
         self._free.append(slot)
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Upload a request's prompt, sampling and limit into ``slot``; everything of an earlier request is gone.
 
-        One copy, and one more for a cloned voice's embedding; the host waits for neither.
+        One copy, and one more for a cloned voice's embedding; the host waits for neither. Numbers are filled in: an
+        assignment of one may become a copy from memory that is not pinned, which it would wait for.
         """
         layout, sampling = admission.layout, admission.sampling
         rows = layout.length
@@ -107,36 +108,36 @@ class SlotTable:
         if admission.voice is not None:
             self._admit_voice(slot, layout, admission.voice, codes)
         elif self.speaker is not None:
-            self.speaker_rows[slot] = -1
+            self.speaker_rows[slot].fill_(-1)
         floats, integers = _floats(sampling), _integers(sampling)
         parts = (text, codes.reshape(-1).view(np.int32), floats.view(np.int32), integers)
         packed = to_device(self.backend, torch.from_numpy(np.concatenate(parts)))
         sent = packed.split([len(part) for part in parts])
-        self.text[slot] = layout.pad_text_id
+        self.text[slot].fill_(layout.pad_text_id)
         self.text[slot, : len(text)] = sent[0]
         self.codes[slot, :rows] = sent[1].view(torch.int16).view(rows, NUM_CODEBOOKS)
         self._floats[slot] = sent[2].view(torch.float32)
         self._integers[slot] = sent[3]
-        self.frontier[slot] = rows
-        self.prompt_rows[slot] = rows
-        self.max_frames[slot] = admission.max_frames
-        self.seen[slot] = False
-        self.ended[slot] = False
+        self.frontier[slot].fill_(rows)
+        self.prompt_rows[slot].fill_(rows)
+        self.max_frames[slot].fill_(admission.max_frames)
+        self.seen[slot].fill_(False)
+        self.ended[slot].fill_(False)
 
     def _admit_voice(self, slot: int, layout: PromptLayout, voice: ClonedVoice, codes: NDArray[np.int16]) -> None:
         """Upload a cloned voice's embedding and write its reference into the prompt's ``codes``."""
         assert self.speaker is not None
         embedding = torch.from_numpy(np.frombuffer(voice.embedding, dtype="<f4").copy())
         self.speaker[slot] = to_device(self.backend, embedding)
-        self.speaker_rows[slot] = -1 if layout.speaker_row is None else layout.speaker_row
+        self.speaker_rows[slot].fill_(-1 if layout.speaker_row is None else layout.speaker_row)
         if layout.reference_start is not None:
             reference = np.frombuffer(voice.reference_codes, dtype="<i2").reshape(-1, NUM_CODEBOOKS)
             codes[layout.reference_start : layout.reference_start + len(reference)] = reference
 
     def close(self, slot: int) -> None:
         """Make a slot answer end of speech at once: for requests that carry no speech prompt."""
-        self.frontier[slot] = 0
-        self.ended[slot] = True
+        self.frontier[slot].fill_(0)
+        self.ended[slot].fill_(True)
 
     def talker_rows(self, slots: Tensor) -> SamplingRows:
         """Sampling parameters of codebook 0 for rows ``[B]``."""

@@ -28,6 +28,8 @@ from qwen3tts_hw.types import FRAME_CODE_BYTES, NUM_CODEBOOKS, SAMPLES_PER_FRAME
 
 logger = logging.getLogger(__name__)
 
+ALIGNED_STEPS = 2  # of which one decodes long chunks: those that are ready wait for it, and share a step of the codec
+ALIGNED_CHUNK = 4  # frames of a long chunk; its stream has as much audio again to play meanwhile
 PRIMED_FRAMES_PER_STEP = 128  # of reference audio: ten seconds, more than most references have
 PRIMED_FRAMES_PER_CALL = 8
 
@@ -123,6 +125,7 @@ class AudioPump:
         self._decoded = np.zeros(slots, dtype=np.int64)
         self._due_at = np.full(slots, np.iinfo(np.int64).max, dtype=np.int64)
         self._prompt = np.zeros(slots, dtype=np.int64)
+        self._steps = 0
         self._streams: dict[int, _Stream] = {}
         self._primed = PrimedStates(decoder)
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
@@ -199,10 +202,13 @@ class AudioPump:
         made = slots[self.expects(slots, positions)]
         self._made[made] += 1
         due = made[self._made[made] >= self._due_at[made]]
+        if self._steps % ALIGNED_STEPS:
+            due = due[self._due_at[due] - self._decoded[due] < ALIGNED_CHUNK]
         if self._unprimed:
             due = np.array([slot for slot in due if int(slot) not in self._unprimed], dtype=np.int64)
         if len(due):
-            self._decode(due, last=False)
+            self._decode(due, self._due_at[due])
+        self._steps += 1
 
     def expects(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Which rows ``(slot, position)`` stand right before the host's idea of the frontier, ``[B] bool``."""
@@ -218,7 +224,7 @@ class AudioPump:
                 self._prime_slot(slot)
             self._unprimed.pop(slot, None)
         if send and self._made[slot] > self._decoded[slot]:
-            self._decode(np.array([slot]), last=True)
+            self._decode(np.array([slot]), self._made[[slot]], last=True)
         elif send:
             self._jobs.put(_Job([stream], [int(self._decoded[slot])], 0, last=True))
         del self._streams[slot]
@@ -278,13 +284,14 @@ class AudioPump:
             copy_ahead = backend.capabilities.async_copy
             return [tensor.to(backend.device, non_blocking=copy_ahead) for tensor in tensors]
 
-    def _decode(self, slots: np.ndarray, *, last: bool) -> None:
-        pending = self._made[slots] - self._decoded[slots]
-        for frames in np.unique(pending):
-            group = slots[pending == frames]
+    def _decode(self, slots: np.ndarray, until: np.ndarray, *, last: bool = False) -> None:
+        """Decode each slot's frames up to number ``until``."""
+        sizes = until - self._decoded[slots]
+        for frames in np.unique(sizes):
+            group = slots[sizes == frames]
             self._decode_group(group, int(frames), last=last)
-        self._decoded[slots] = self._made[slots]
-        self._due_at[slots] = self._made[slots] + np.clip(2 * pending, self._first, self._steady)
+        self._decoded[slots] = until
+        self._due_at[slots] = until + np.clip(2 * sizes, self._first, self._steady)
 
     def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool) -> None:
         """Decode ``frames`` frames of each slot and start their copies to the host."""

@@ -167,6 +167,21 @@ class TestChunks:
         made.step(0, 1)
         assert made.decoder.calls[3:] == [([1], 2)]
 
+    def test_long_chunks_of_streams_that_began_in_different_steps_share_a_decode(self, engine):
+        made = engine()
+        running = []
+        for slot in range(4):
+            made.open(slot)
+            running.append(slot)
+            made.step(*running)
+        for _ in range(22):
+            made.step(*running)
+        assert [slots for slots, frames in made.decoder.calls if frames == 8] == [[0], [1, 2], [3], [0], [1, 2]]
+        made.pump.close(1)
+        packets = made.finish()["r1"]
+        assert [packet.frames for packet in packets] == [1, 2, 4, 8, 8, 2]  # those of a stream that never waits
+        assert_whole(packets, made.codes(1, 25))
+
     def test_rows_that_make_no_frame_are_not_counted(self, engine):
         made = engine()
         made.open(0, prompt=6)

@@ -34,7 +34,7 @@ from qwen3tts_hw.types import NUM_CODEBOOKS
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_BYTES = 232_448  # that one block may have on an H100 or H200
-FRAME_ROWS = (1, 8, 64)
+FRAME_ROWS = (1, 8, 128)
 CODEC_STEPS = ((1, 1), (16, 8))  # rows, frames: the smallest blocks, and the largest
 PRECISION = "medium"
 

@@ -15,7 +15,7 @@ from qwen3tts_hw.backends.base import AcceleratorBackend, Backend, Capabilities
 from qwen3tts_hw.backends.kernels import keeping
 from qwen3tts_hw.errors import UnsupportedError
 
-CODEC_FAST_MEMORY_BYTES = 200_000  # of a multiprocessor, for the codec kernels' tiles: Hopper and Blackwell servers
+FAST_MEMORY_BYTES = 212_992  # of a multiprocessor, for the fused kernels' tiles: Hopper and Blackwell servers have it
 
 EARLY_LAUNCH_SINCE = (9, 0)  # compute capability: Hopper
 
@@ -28,6 +28,7 @@ class CudaBackend(AcceleratorBackend):
     def __init__(self, index: int) -> None:
         has_triton = importlib.util.find_spec("triton") is not None
         fast_bytes = _fast_memory_bytes(index)
+        fuses = has_triton and fast_bytes >= FAST_MEMORY_BYTES
         capabilities = Capabilities(
             graphs=True,
             compile=has_triton,
@@ -35,18 +36,18 @@ class CudaBackend(AcceleratorBackend):
             attention_op="sdpa",
             graph_wrapper="cuda",
             async_copy=True,
-            predictor="fused" if has_triton else "plain",
-            codec="fused" if has_triton and fast_bytes >= CODEC_FAST_MEMORY_BYTES else "plain",
+            predictor="fused" if fuses else "compiled" if has_triton else "plain",
+            codec="fused" if fuses else "plain",
             early_launch=torch.cuda.get_device_capability(index) >= EARLY_LAUNCH_SINCE,
         )
         super().__init__(torch.device("cuda", index), capabilities, torch.cuda)
         if not has_triton:
             self.reasons.update(dict.fromkeys(("predictor", "codec_kernels"), "Triton is not installed"))
-        elif capabilities.codec == "plain":
-            self.reasons["codec_kernels"] = (
-                f"a multiprocessor has {fast_bytes} bytes of fast memory, "
-                f"the fused kernels need {CODEC_FAST_MEMORY_BYTES}"
+        elif not fuses:
+            reason = (
+                f"a multiprocessor has {fast_bytes} bytes of fast memory, the fused kernels need {FAST_MEMORY_BYTES}"
             )
+            self.reasons.update(dict.fromkeys(("predictor", "codec_kernels"), reason))
 
     def prepare_process(self) -> None:
         # The older pair of switches sets every newer per-operator switch consistently; the reverse does not hold.

@@ -32,13 +32,14 @@ from qwen3tts_hw.types import CODEBOOK_SIZE, MIN_FRAMES, NUM_CODEBOOKS
 STEPS = NUM_CODEBOOKS - 1
 KEYS = 16  # rows of a frame's context, a power of two
 MOST_FEW_ROWS = 1  # up to which the scalar units keep up with memory
-MOST_SOME_ROWS = 16  # up to which a program's input fits beside its slab of weights
+MOST_SOME_ROWS = 8  # up to which a program's input fits beside its slab of weights
 FEW_WARPS = 4
 FEW_SLAB = 8_192  # 16-bit weights that one program of the few form holds in registers
 SOME_WARPS = 4
+SOME_OUTPUTS = 32  # of one program's slab
 SOME_CHUNK = 1_024  # columns
 MOST_PARTS = 8  # of a product's sum that different programs make
-CHOOSE_WARPS, ATTEND_WARPS = 8, 4
+CHOOSE_WARPS, ATTEND_WARPS = 8, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,30 @@ class Tile:
     stages: int = 4
 
 
-MOST_TILE_ROWS = 128
-TILES = {"qkv": Tile(32, 1, 128), "out": Tile(64, 8, 64), "gate_up": Tile(32, 1, 128), "down": Tile(64, 8, 64)}
-HEAD_TILE = Tile(32, 1, 128)
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of all products, for up to ``rows`` rows or for blocks of that many, as measured best on an H200."""
+
+    rows: int
+    qkv: Tile
+    out: Tile
+    gate_up: Tile
+    down: Tile
+    head: Tile
+
+
+LEAST_TILE_ROWS = 64  # of 16-bit values, which the widest matrix instructions take
+TILES = Tiles(
+    64, Tile(32, 1, 128, 4, 5), Tile(32, 4, 64), Tile(32, 1, 128, 8), Tile(64, 6, 128), Tile(32, 1, 128)
+)  # fmt: skip
+WIDE_TILES = Tiles(
+    128, Tile(32, 1, 128, 8), Tile(32, 4, 64, 8), Tile(32, 1, 64, 8, 5), Tile(32, 4, 128), Tile(16, 1, 128)
+)  # fmt: skip
+
+
+def tiles_for(rows: int) -> Tiles:
+    """The tiles for so many rows."""
+    return TILES if rows <= TILES.rows else WIDE_TILES
 
 
 class FusedForm:
@@ -124,7 +146,7 @@ class FusedPredictor:
         weights, logits, rows = self._weights, self._logits[:batch], slice((new - 1) * batch, new * batch)
         if new * batch > self._most_some_rows:
             self._sum_and_norm(rows, new * batch, weights.norm)
-            self._linear_of_many(self._normed[rows], weights.heads[step], logits, HEAD_TILE)
+            self._linear_of_many(self._normed[rows], weights.heads[step], logits, tiles_for(batch).head)
         else:
             self._linear(self._x[rows], self._squares[rows], weights.heads[step], logits, norm=weights.norm)
         return logits
@@ -188,15 +210,16 @@ class FusedPredictor:
         packed, attended, gated, normed = (
             buffer[:rows] for buffer in (self._packed, self._attended, self._gated, self._normed)
         )
+        tiles = tiles_for(rows)
         self._parts_left = 0
         for layer, cache in zip(self._weights.layers, self._cache, strict=True):
             self._sum_and_norm(everyone, rows, layer.input_norm)
-            self._linear_of_many(normed, layer.qkv, packed, TILES["qkv"])
+            self._linear_of_many(normed, layer.qkv, packed, tiles.qkv)
             self._attend(layer, cache, batch, new, start)
-            self._linear_of_many(attended, layer.out, None, TILES["out"])
+            self._linear_of_many(attended, layer.out, None, tiles.out)
             self._sum_and_norm(everyone, rows, layer.mlp_norm)
-            self._gate_of_many(normed, layer.gate_up, gated)
-            self._linear_of_many(gated, layer.down, None, TILES["down"])
+            self._gate_of_many(normed, layer.gate_up, gated, tiles.gate_up)
+            self._linear_of_many(gated, layer.down, None, tiles.down)
 
     def _sum_and_norm(self, rows: slice, all_rows: int, norm: Tensor) -> None:
         """Add what the last product left to some rows of the buffer, of ``all_rows`` it had, and normalise them."""
@@ -224,9 +247,9 @@ class FusedPredictor:
             num_warps=tile.warps, **self._launch,
         )  # fmt: skip
 
-    def _gate_of_many(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+    def _gate_of_many(self, x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
         """``out = silu(gate) * up`` of ``x``."""
-        (rows, inputs), tile, block = x.shape, TILES["gate_up"], self._row_block(len(x))
+        (rows, inputs), block = x.shape, self._row_block(len(x))
         columns = self._columns(tile, inputs)
         launch(
             gated_many, (triton.cdiv(self.inner, tile.outputs), 1, triton.cdiv(rows, block)),
@@ -240,9 +263,10 @@ class FusedPredictor:
         most = tile.columns * 2 // max(2, self._x.element_size())
         return int(max(16, min(most, triton.next_power_of_2(inputs))))
 
-    @staticmethod
-    def _row_block(rows: int) -> int:
-        return int(max(16, min(MOST_TILE_ROWS, triton.next_power_of_2(rows))))
+    def _row_block(self, rows: int) -> int:
+        """Rows of one program."""
+        least = LEAST_TILE_ROWS if self._x.element_size() == 2 else 16
+        return int(max(least, min(WIDE_TILES.rows, triton.next_power_of_2(rows))))
 
     def _attend(self, layer: LayerWeights, cache: Tensor, batch: int, new: int, start: int) -> None:
         weights = self._weights
@@ -293,7 +317,7 @@ class FusedPredictor:
         if x.shape[0] <= MOST_FEW_ROWS:
             self._few(linear_few, (x, *ends, weight, out), weight.shape, BIAS=False, **modes)
         else:
-            self._some(linear_some, (x, squares, *ends, out), (outputs, inputs), self._outputs(x), **modes)
+            self._some(linear_some, (x, squares, *ends, out), (outputs, inputs), SOME_OUTPUTS, **modes)
 
     def _gate(self, x: Tensor, layer: LayerWeights, out: Tensor) -> None:
         """``out = silu(gate) * up`` of the normalised input."""
@@ -301,7 +325,7 @@ class FusedPredictor:
         if x.shape[0] <= MOST_FEW_ROWS:
             self._few(gated_few, (x, *ends), shape)
         else:
-            self._some(gated_some, (x, self._squares, *ends), shape, self._outputs(x) // 2)
+            self._some(gated_some, (x, self._squares, *ends), shape, SOME_OUTPUTS // 2)
 
     def _few(self, kernel: Any, tensors: tuple[Tensor, ...], shape: Sequence[int], **modes: bool) -> None:
         outputs, inputs = shape
@@ -327,8 +351,3 @@ class FusedPredictor:
             PIECES=SOME_WARPS, DEPTH=chunk // SOME_WARPS, num_warps=SOME_WARPS, EARLY=self._early, **modes,
             **self._launch,
         )  # fmt: skip
-
-    @staticmethod
-    def _outputs(x: Tensor) -> int:
-        """Outputs of one program's slab, in the some form."""
-        return 32 if len(x) <= 8 else 16

@@ -1,4 +1,4 @@
-"""Matrix products for some rows (2 to 16): slabs of weights in registers, multiplied on the matrix units.
+"""Matrix products for some rows (2 to 8): slabs of weights in registers, multiplied on the matrix units.
 
 Every program holds its rows of the weight matrix whole, in up to four chunks of columns, loaded before it waits for its
 input. A chunk is cut into as many pieces as the program has warps; each warp multiplies its piece, and the pieces' sums

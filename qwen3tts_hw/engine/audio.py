@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from qwen3tts_hw.backends import Backend, Event
+from qwen3tts_hw.engine.codec_steps import FRAME_COUNTS, whole_steps
 from qwen3tts_hw.engine.copies import to_device, to_host
 from qwen3tts_hw.engine.priming import PrimedStates, Reference, SnapshotDecoder
 from qwen3tts_hw.engine.state import SlotTable
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 ALIGNED_STEPS = 2  # of which one decodes long chunks: those that are ready wait for it, and share a step of the codec
 ALIGNED_CHUNK = 4  # frames of a long chunk; its stream has as much audio again to play meanwhile
+LONGEST_STEP = max(FRAME_COUNTS)
 PRIMED_FRAMES_PER_STEP = 128  # of reference audio: ten seconds, more than most references have
-PRIMED_FRAMES_PER_CALL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class AudioPump:
         self._prompt = np.zeros(slots, dtype=np.int64)
         self._steps = 0
         self._streams: dict[int, _Stream] = {}
+        self._opened: list[int] = []  # slots whose codec state is still to be reset, all together
         self._primed = PrimedStates(decoder)
         self._unprimed: dict[int, None] = {}  # slots whose reference the codec has not been fed to its end, in order
         self._stream = backend.new_stream(priority="low")  # where low is normal, the talker's work has to be high
@@ -187,9 +189,7 @@ class AudioPump:
         first = prompt_rows - len(reference) // FRAME_CODE_BYTES
         heard = self._primed.reference(reference)
         self._streams[slot] = _Stream(request_id, slot, prompt_rows, with_codes, heard, first)
-        self._hand_over()  # the state itself, which the talker's stream has made
-        with self._backend.on_stream(self._stream):  # the rows, too: their memory is only reused in this stream
-            self._decoder.reset(to_device(self._backend, torch.tensor([slot])))
+        self._opened.append(slot)
         if reference:
             self._unprimed[slot] = None
             self._prime()
@@ -197,6 +197,7 @@ class AudioPump:
     def advance(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """Count the frames a step made: rows ``(slot, position)`` that :meth:`expects` picks made one."""
         self._raise_sender_error()
+        self._reset_opened()
         if self._unprimed:
             self._prime()
         made = slots[self.expects(slots, positions)]
@@ -214,30 +215,38 @@ class AudioPump:
         """Which rows ``(slot, position)`` stand right before the host's idea of the frontier, ``[B] bool``."""
         return np.asarray(positions + 1 == self._prompt[slots] + self._made[slots])
 
-    def close(self, slot: int, *, send: bool = True) -> None:
-        """End the stream of ``slot``: decode what is left and mark it last, or drop it if nobody listens."""
-        stream = self._streams.get(slot)
-        if stream is None:
-            return
-        if slot in self._unprimed:
-            if send and self._made[slot]:
-                self._prime_slot(slot)
-            self._unprimed.pop(slot, None)
-        if send and self._made[slot] > self._decoded[slot]:
-            self._decode(np.array([slot]), self._made[[slot]], last=True)
-        elif send:
-            self._jobs.put(_Job([stream], [int(self._decoded[slot])], 0, last=True))
-        del self._streams[slot]
-        self._due_at[slot] = np.iinfo(np.int64).max
+    def close(self, *slots: int, send: bool = True) -> None:
+        """End the streams of ``slots``: decode what is left and mark it last, or drop it if nobody listens."""
+        ending = [slot for slot in slots if slot in self._streams]
+        for slot in ending:
+            if slot in self._unprimed:
+                if send and self._made[slot]:
+                    self._prime_slot(slot)
+                self._unprimed.pop(slot, None)
+        if send and ending:
+            self._decode_rest(np.array(ending))
+        for slot in ending:
+            del self._streams[slot]
+            self._due_at[slot] = np.iinfo(np.int64).max
 
     def shut_down(self, timeout_s: float = 5.0) -> None:
         """Send what is queued, then stop the sender thread."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
 
+    def _reset_opened(self) -> None:
+        """Return the codec's state of new streams to the start: one kernel per table, however many streams."""
+        if not self._opened:
+            return
+        self._hand_over()  # the state itself, which the talker's stream has made
+        with self._backend.on_stream(self._stream):  # the rows, too: their memory is only reused in this stream
+            self._decoder.reset(to_device(self._backend, torch.tensor(self._opened)))
+        self._opened = []
+
     def _prime(self) -> None:
         """Feed the codec references, oldest stream first, as much as one step may delay other streams' audio."""
-        calls = PRIMED_FRAMES_PER_STEP // PRIMED_FRAMES_PER_CALL  # whole ones: all streams of a voice get the same
+        self._reset_opened()
+        calls = PRIMED_FRAMES_PER_STEP // LONGEST_STEP  # whole ones: all streams of a voice get the same
         for slot in list(self._unprimed):
             calls -= self._prime_slot(slot, calls)
 
@@ -249,9 +258,9 @@ class AudioPump:
             if self._primed.restore(stream.reference, slot):
                 stream.primed_to = stream.prompt_rows
         if stream.primed_to < stream.prompt_rows:
-            needed = -(-(stream.prompt_rows - stream.primed_to) // PRIMED_FRAMES_PER_CALL)
+            needed = -(-(stream.prompt_rows - stream.primed_to) // LONGEST_STEP)
             calls = needed if most_calls is None else min(needed, most_calls)
-            self._feed(stream, min(stream.prompt_rows, stream.primed_to + calls * PRIMED_FRAMES_PER_CALL))
+            self._feed(stream, min(stream.prompt_rows, stream.primed_to + calls * LONGEST_STEP))
             if calls == needed:
                 with self._backend.on_stream(self._stream):
                     self._primed.keep(stream.reference, slot)
@@ -269,7 +278,7 @@ class AudioPump:
         (reference,) = self._hand_over(self._table.codes[stream.slot, stream.primed_to : stop])
         with self._backend.on_stream(self._stream):
             rows = to_device(self._backend, torch.tensor([stream.slot]))
-            for codes in reference.split(PRIMED_FRAMES_PER_CALL):
+            for codes in reference.split(LONGEST_STEP):
                 self._decoder.decode(codes.to(torch.int64).t()[None].contiguous(), rows)
         stream.primed_to = stop
 
@@ -284,25 +293,34 @@ class AudioPump:
             copy_ahead = backend.capabilities.async_copy
             return [tensor.to(backend.device, non_blocking=copy_ahead) for tensor in tensors]
 
-    def _decode(self, slots: np.ndarray, until: np.ndarray, *, last: bool = False) -> None:
+    def _decode(self, slots: np.ndarray, until: np.ndarray) -> None:
         """Decode each slot's frames up to number ``until``."""
         sizes = until - self._decoded[slots]
         for frames in np.unique(sizes):
-            group = slots[sizes == frames]
-            self._decode_group(group, int(frames), last=last)
+            self._decode_group(slots[sizes == frames], int(frames))
         self._decoded[slots] = until
         self._due_at[slots] = until + np.clip(2 * sizes, self._first, self._steady)
 
-    def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool) -> None:
+    def _decode_rest(self, slots: np.ndarray) -> None:
+        """Decode all that is left of streams that end, in the chunks they would have had, and the last in one piece."""
+        while len(due := slots[self._made[slots] >= self._due_at[slots]]):
+            self._decode(due, self._due_at[due])
+        sizes = whole_steps(self._made[slots] - self._decoded[slots])
+        for frames in np.unique(sizes):
+            self._decode_group(slots[sizes == frames], int(frames), last=True)
+
+    def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool = False) -> None:
         """Decode ``frames`` frames of each slot and start their copies to the host."""
         table, backend = self._table, self._backend
-        starts = self._decoded[slots]
+        starts, streams = self._decoded[slots], [self._streams[int(slot)] for slot in slots]
+        if not frames:
+            self._jobs.put(_Job(streams, starts.tolist(), 0, last))
+            return
         rows = to_device(self._home, torch.from_numpy(np.stack([slots, self._prompt[slots] + starts])))
         slot_rows, first_rows = rows[0], rows[1]
         positions = first_rows[:, None] + torch.arange(frames, device=table.device)
         codes = table.codes[slot_rows[:, None], positions.clamp(max=table.max_positions - 1)]  # [R, F, 16]
         frontier = table.frontier[slot_rows]
-        streams = [self._streams[int(slot)] for slot in slots]
         job = _Job(streams, starts.tolist(), frames, last, ready=backend.new_event())
         job.keeps = (codes, frontier, rows)
         codes, frontier, slot_rows = self._hand_over(codes, frontier, slot_rows)

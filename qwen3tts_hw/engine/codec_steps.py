@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3tts_hw.codec.decoder import CodecDecoder
@@ -115,3 +117,14 @@ def split_frames(frames: int) -> list[int]:
         times, frames = divmod(frames, count)
         lengths += [count] * times
     return lengths
+
+
+def whole_steps(frames: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The next lengths that take few steps, for a stream's end: one length of :data:`FRAME_COUNTS` for what is left.
+
+    What is decoded too much stands behind the stream's samples, which do not depend on it.
+    """
+    longest = max(FRAME_COUNTS)
+    rest = frames % longest
+    padded = 2 ** np.ceil(np.log2(np.maximum(rest, 1))).astype(np.int64)
+    return np.where(rest > 0, frames - rest + padded, frames)

@@ -75,15 +75,16 @@ class SpeechEngine:
             self._trace[request_id] = []
         return slot
 
-    def finish(self, request_id: str) -> None:
-        """Send what is left of a request's audio and free its slot; unknown requests are ignored."""
-        slot = self._slots.pop(request_id, None)
-        if slot is None:
+    def finish(self, *request_ids: str) -> None:
+        """Send what is left of the requests' audio and free their slots; unknown requests are ignored."""
+        slots = [self._slots.pop(name) for name in request_ids if name in self._slots]
+        if not slots:
             return
         self._order = ()
-        self.finished += 1
-        self.pump.close(slot)
-        self.table.release(slot)
+        self.finished += len(slots)
+        self.pump.close(*slots)
+        for slot in slots:
+            self.table.release(slot)
 
     def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
         """Slots ``[B] int64`` in the order of ``request_ids``; cheap while the batch keeps its composition."""

@@ -74,8 +74,7 @@ class SpeechDriver:
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the slots of finished and aborted requests after sending what is left of their audio."""
-        for request_id in request_ids:
-            self.engine.finish(request_id)
+        self.engine.finish(*request_ids)
 
     def stage(self, request_ids: Sequence[str], lengths: np.ndarray, computed: np.ndarray, padded_rows: int) -> None:
         """Upload a step's row-to-slot map and the (slot, position) of each request's last row.

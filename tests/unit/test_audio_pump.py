@@ -205,6 +205,22 @@ class TestChunks:
 
 
 class TestEnds:
+    def test_streams_that_end_together_share_decodes(self, engine):
+        made = engine()
+        for slot in range(4):
+            made.open(slot)
+        for _ in range(10):
+            made.step(0, 1, 2)
+        made.open(4)
+        for _ in range(8):
+            made.step(0, 1, 2, 4)
+        before = len(made.decoder.calls)
+        made.pump.close(0, 4, 3, 1, 2)
+        assert made.decoder.calls[before:] == [([4], 1), ([0, 1, 2], 4)]
+        found = made.finish()
+        for slot, frames in {0: 18, 1: 18, 2: 18, 3: 0, 4: 8}.items():
+            assert_whole(found[f"r{slot}"], made.codes(slot, frames))
+
     @pytest.mark.parametrize("frames", [1, 2, 3, 7, 11, 15])
     @pytest.mark.parametrize("overcount", [0, 1, 3])
     def test_frames_counted_beyond_the_end_are_cut(self, engine, frames, overcount):

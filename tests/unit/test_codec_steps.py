@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from qwen3tts_hw import backends, graph_wrappers
 from qwen3tts_hw.codec import CodecDecoder, to_pcm16
-from qwen3tts_hw.engine.codec_steps import CodecSteps, row_buckets, split_frames
+from qwen3tts_hw.engine.codec_steps import CodecSteps, row_buckets, split_frames, whole_steps
 from qwen3tts_hw.errors import GraphCaptureError
 from tests.unit.test_codec import CONFIG, random_codes, random_weights, slots
 
@@ -29,6 +30,14 @@ def recording(decoder: CodecDecoder, *, most_rows: int = 2) -> CodecSteps:
 )
 def test_frames_are_split_largest_first(frames: int, lengths: list[int]) -> None:
     assert split_frames(frames) == lengths
+
+
+@pytest.mark.parametrize(
+    ("left", "decoded"), [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (7, 8), (8, 8), (9, 9), (11, 12), (21, 24)]
+)
+def test_what_is_left_of_a_stream_takes_one_step_beside_the_longest(left: int, decoded: int) -> None:
+    assert whole_steps(np.array([left])).tolist() == [decoded]
+    assert len([length for length in split_frames(decoded) if length < 8]) <= 1
 
 
 @pytest.mark.parametrize(("most", "top"), [(1, 1), (3, 4), (64, 64), (65, 96), (500, 128)])

@@ -104,7 +104,10 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
         try:
             pool = self._driver.new_pool()
             buffers = self._allocate(bucket)
-            self._rehearse(buffers)
+            # All kernels are made at once, which would take minutes if each were made when it is first needed.
+            with self._driver.rehearsal() as useful:
+                for bucket in reversed(self._buckets) if useful else ():
+                    run_rows(self._function, self._name, tuple(buffer[:bucket] for buffer in buffers))
             for bucket in reversed(self._buckets):
                 captured[bucket] = self._capture_bucket(tuple(buffer[:bucket] for buffer in buffers), pool)
         except RuntimeError as error:
@@ -148,12 +151,6 @@ class DeviceGraphWrapper(Generic[GraphT, PoolT]):
                 torch.full((rows, *spec.shape), spec.pad_value, dtype=spec.dtype, device=self._device)
                 for spec in self._inputs
             )
-
-    def _rehearse(self, buffers: tuple[torch.Tensor, ...]) -> None:
-        """Make all buckets' kernels at once, which takes minutes if each is made when it is first needed."""
-        with self._driver.rehearsal() as useful:
-            for bucket in reversed(self._buckets) if useful else ():
-                run_rows(self._function, self._name, tuple(buffer[:bucket] for buffer in buffers))
 
     def _capture_bucket(self, inputs: tuple[torch.Tensor, ...], pool: PoolT) -> _Captured[GraphT]:
         for _ in range(_WARM_UP_RUNS):

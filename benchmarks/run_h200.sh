@@ -8,8 +8,9 @@
 # is 10 s. Each program's last line (JSON with versions, commit and device) becomes one file. Environment:
 #   PYTHON   interpreter of an environment with this package and vLLM (default python3)
 #   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
-#   ONLY     some of: predictor codec serving soak (default: these); profile (where a served step's time goes, and
-#            whether the host waits); correctness instead of speed: tests (those of tests/unit that need the device),
+#   ONLY     some of: predictor codec serving soak (default: these); small (the serving part for 0.6B), clone (first
+#            audio of cloned voices, 1.7B Base), profile (where a served step's time goes, and whether the host waits),
+#            two (serving with the codec on a second device); correctness instead of speed: tests (those of tests/unit that need the device),
 #            kernels (theirs under compute-sanitizer), golden (codes served by both model runners in float32 against
 #            the official package's)
 set -euo pipefail
@@ -33,21 +34,36 @@ bench() { # bench NAME ARGS...: run one benchmark module, show it, keep its JSON
     keep "$name"
 }
 
-make_checkpoint() {
-    [ -e "$work/1.7B" ] || "$python" -m qwen3tts_hw make-checkpoint --size 1.7B --no-end-of-speech "$work/1.7B"
+make_checkpoint() { # make_checkpoint [SIZE [VARIANT]]: its folder is $work/NAME, NAME the size, "base" behind it for Base
+    local size=${1:-1.7B} variant=${2:-custom_voice}
+    local folder=$work/$size${2:+-$2}
+    [ -e "$folder" ] ||
+        "$python" -m qwen3tts_hw make-checkpoint --variant "$variant" --size "$size" --no-end-of-speech "$folder"
 }
 
-server_facts() { # starts, and what the device holds now beyond the key/value cache, which vLLM's log tells
-    local used cache
-    used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
+used_mib() {
+    nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
+}
+
+bench_loads() { # bench_loads PREFIX: closed loops and Poisson arrivals against the running server
+    local load common=(benchmarks.bench_serving --url "http://127.0.0.1:$port" --voice ryan)
+    common+=(--body '{"max_new_tokens": 125}')
+    for load in 1:16 8:64 64:512 128:1024; do
+        bench "$1_c${load%:*}" "${common[@]}" --concurrency "${load%:*}" --requests "${load#*:}"
+    done
+    bench "$1_r20" "${common[@]}" --concurrency '' --rate 20 --requests 500
+}
+
+server_facts() { # starts, and what the device holds beyond the key/value cache, when ready and after the loads
+    local cache
     cache=$(grep -aoP 'Available KV cache memory: \K[0-9.]+' "$results/second.server.log" | tail -n 1)
     "$python" -c "
 from benchmarks.harness import report
 first, second = (float(open(f'$results/{name}.startup').read()) for name in ('first', 'second'))
-used = $used / 1024
+ready, used = $ready_mib / 1024, $(used_mib) / 1024
 report('server', [
     {'start': 'first', 'seconds': first},
-    {'start': 'second', 'seconds': second, 'used_gib': used, 'beyond_cache_gib': used - $cache},
+    {'start': 'second', 'seconds': second, 'ready_beyond_cache_gib': ready - $cache, 'beyond_cache_gib': used - $cache},
 ])" | tee "$results/server.log"
     keep server
 }
@@ -82,17 +98,34 @@ for part in $only; do
             start_server first "$work/1.7B"
             stop_server
             start_server second "$work/1.7B"
-            common=(benchmarks.bench_serving --url "http://127.0.0.1:$port" --voice ryan --body '{"max_new_tokens": 125}')
-            bench serving_c1 "${common[@]}" --concurrency 1 --requests 16
-            bench serving_c8 "${common[@]}" --concurrency 8 --requests 64
-            bench serving_c64 "${common[@]}" --concurrency 64 --requests 512
-            bench serving_c128 "${common[@]}" --concurrency 128 --requests 1024
-            bench serving_r20 "${common[@]}" --concurrency '' --rate 20 --requests 500
+            ready_mib=$(used_mib)
+            bench_loads serving
             "$python" -c "
 import urllib.request as u
 print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().decode())" | tee "$results/stats.json"
             server_facts
             [[ " $only " == *" soak "* ]] || stop_server
+            ;;
+        small)
+            make_checkpoint 0.6B
+            start_server small "$work/0.6B"
+            bench_loads small
+            stop_server
+            ;;
+        two)
+            make_checkpoint
+            QWEN3TTS_CODEC_DEVICE=cuda:1 start_server two "$work/1.7B"
+            bench_loads two
+            stop_server
+            ;;
+        clone)
+            make_checkpoint 1.7B base
+            start_server clone "$work/1.7B-base"
+            for seconds in 3 10; do
+                bench "clone_${seconds}s" benchmarks.bench_clone --url "http://127.0.0.1:$port" --ref-seconds $seconds \
+                    --requests 24
+            done
+            stop_server
             ;;
         profile)
             make_checkpoint

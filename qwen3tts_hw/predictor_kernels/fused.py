@@ -141,6 +141,22 @@ class FusedPredictor:
             self._choose(begun, codes, step)
         return codes
 
+    def given_logits(self, hidden: Tensor, code0: Tensor, given: Tensor) -> Tensor:
+        """Logits ``[B, 15, 2048] float32`` of a frame whose codes ``given [B, 15] int64`` are, for comparisons."""
+        batch = len(hidden)
+        rows = torch.zeros(batch, device=hidden.device)
+        greedy = BegunFrame(code0, code0.int(), rows, rows.long(), rows + 1)
+        self._open(hidden, code0, batch)
+        codes, kept = torch.empty_like(given), []
+        for step in range(STEPS):
+            new = 2 if step == 0 else 1
+            self._layers(batch, new, 0 if step == 0 else step + 1)
+            logits = self.head(batch, new, step)
+            kept.append(logits.to(torch.float32, copy=True))
+            logits.fill_(float("-inf")).scatter_(1, given[:, step : step + 1], 0.0)
+            self._choose(greedy, codes, step)
+        return torch.stack(kept, dim=1)
+
     def head(self, batch: int, new: int, step: int) -> Tensor:
         """Logits ``[B, 2048]`` of step 0 to 14 from the last of ``new`` rows of each sequence; a view of a buffer."""
         weights, logits, rows = self._weights, self._logits[:batch], slice((new - 1) * batch, new * batch)

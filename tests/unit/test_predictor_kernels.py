@@ -15,6 +15,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks.bench_drift import plain_logits
 from qwen3tts_hw import attention_ops, backends
 from qwen3tts_hw.backends import cuda
 from qwen3tts_hw.checkpoint.reader import open_checkpoint
@@ -178,6 +179,20 @@ def test_a_whole_frame_equals_the_plain_one(predictor):
     expected = predictor(hidden, code0, rows, key)
     begun = BegunFrame(code0, key, rows.temperature, rows.top_k, rows.top_p)
     assert predictor.built.residual_codes(hidden, code0, begun).tolist() == expected.tolist()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("few", "some"), FORMS_BY_ROWS.values(), ids=FORMS_BY_ROWS)
+def test_logits_behind_given_codes_equal_the_plain_ones(predictor, monkeypatch, few, some):
+    count = 3 if HAS_DEVICE else 2
+    monkeypatch.setattr(fused_module(), "MOST_FEW_ROWS", few)
+    monkeypatch.setattr(predictor.built, "_most_some_rows", some)
+    hidden, code0, _ = inputs(predictor, count)
+    given = torch.randint(0, CODEBOOK_SIZE, (count, NUM_CODEBOOKS - 1), generator=torch.Generator().manual_seed(4))
+    given = given.to(hidden.device)
+    expected = plain_logits(predictor, hidden, code0, given)
+    found = predictor.built.given_logits(hidden, code0, given)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
 @on_device

@@ -2,7 +2,7 @@
 
 The same random weights, rounded to bfloat16, in bfloat16 and in float32; the same talker states; and codes that are
 given, because one code that tips over would change all that follow. What is compared are the logits of the 15 residual
-codebooks of ``--frames`` frames, ``--rows`` at a time.
+codebooks of ``--frames`` frames: of each form ``--rows`` at a time, of the plain one as many as the largest of these.
 
 of_plain    largest and mean |difference| / (1 + |reference|) from the plain form in bfloat16
 of_float32  the same from the plain form in float32: what bfloat16 itself costs
@@ -88,34 +88,36 @@ def twins(config: ModelConfig, rows: int, backend: Backend) -> tuple[CodePredict
 
 
 def drift(
-    narrow: CodePredictor, wide: CodePredictor, forms: dict[str, LogitsOf], *, width: int, rows: int, frames: int
+    narrow: CodePredictor, wide: CodePredictor, forms: dict[str, LogitsOf], *, width: int, rows: list[int], frames: int
 ) -> list[Any]:
-    """One table row per form for ``frames`` talker states ``[width]``, ``rows`` at a time."""
-    device = narrow.cos.device
-    rng = torch.Generator().manual_seed(rows)
-    of_plain, of_float32 = ({name: Drift() for name in ("plain", *forms)} for _ in range(2))
-    for _ in range(-(-frames // rows)):
-        hidden = torch.randn(rows, width, generator=rng).to(device, torch.bfloat16)
-        code0 = torch.randint(0, CODEBOOK_SIZE, (rows,), generator=rng).to(device)
-        given = torch.randint(0, CODEBOOK_SIZE, (rows, NUM_CODEBOOKS - 1), generator=rng).to(device)
+    """One table row per form and number of rows, for ``frames`` talker states ``[width]``; they are the same for all."""
+    device, together = narrow.cos.device, max(rows)
+    rng = torch.Generator().manual_seed(0)
+    cases = [("plain", together), *((name, count) for name in forms for count in rows)]
+    of_plain, of_float32 = ({case: Drift() for case in cases} for _ in range(2))
+    for _ in range(-(-frames // together)):
+        hidden = torch.randn(together, width, generator=rng).to(device, torch.bfloat16)
+        code0 = torch.randint(0, CODEBOOK_SIZE, (together,), generator=rng).to(device)
+        given = torch.randint(0, CODEBOOK_SIZE, (together, NUM_CODEBOOKS - 1), generator=rng).to(device)
         reference = plain_logits(wide, hidden.float(), code0, given)
         plain = plain_logits(narrow, hidden, code0, given)
-        found = {"plain": plain} | {name: form(hidden, code0, given) for name, form in forms.items()}
-        for name, logits in found.items():
-            of_plain[name].add(logits, plain)
-            of_float32[name].add(logits, reference)
+        for name, count in cases:
+            parts = (hidden.split(count), code0.split(count), given.split(count))
+            logits = torch.cat([forms[name](*part) for part in zip(*parts, strict=True)]) if name in forms else plain
+            of_plain[name, count].add(logits, plain)
+            of_float32[name, count].add(logits, reference)
     return [
         {
             "form": name,
-            "rows": rows,
-            "frames": -(-frames // rows) * rows,
-            "of_plain_max": of_plain[name].largest,
-            "of_plain_mean": of_plain[name].mean,
-            "of_float32_max": of_float32[name].largest,
-            "of_float32_mean": of_float32[name].mean,
-            "same": of_float32[name].same,
+            "rows": count,
+            "frames": -(-frames // together) * together,
+            "of_plain_max": of_plain[name, count].largest,
+            "of_plain_mean": of_plain[name, count].mean,
+            "of_float32_max": of_float32[name, count].largest,
+            "of_float32_mean": of_float32[name, count].mean,
+            "same": of_float32[name, count].same,
         }
-        for name in found
+        for name, count in cases
     ]
 
 
@@ -130,7 +132,6 @@ def main() -> int:
     options = parser.parse_args()
     backend = resolve(options.backend)
     backend.prepare_process()
-    rows = []
     config = model_config(options.size)
     with torch.inference_mode():
         narrow, wide = twins(config, max(options.rows), backend)
@@ -138,8 +139,8 @@ def main() -> int:
         forms: dict[str, LogitsOf] = {}
         if form is not None:
             forms["fused"] = form.build(narrow._weights(), max(options.rows)).given_logits  # type: ignore[attr-defined]
-        for count in options.rows:
-            rows += drift(narrow, wide, forms, width=config.talker.hidden_size, rows=count, frames=options.frames)
+        width = config.talker.hidden_size
+        rows = drift(narrow, wide, forms, width=width, rows=options.rows, frames=options.frames)
     extra = {"device": backend.describe(), "settings": vars(options)}
     report(f"logits of the code predictor, {options.size}, bfloat16", rows, extra)
     beyond = [r for r in rows if r["of_plain_max"] > options.bound or r["of_plain_mean"] > options.bound / 10]

@@ -12,7 +12,8 @@
 #            audio of cloned voices, 1.7B Base), profile (where a served step's time goes, and whether the host waits),
 #            two (serving with the codec on a second device); correctness instead of speed: tests (those of tests/unit that need the device),
 #            kernels (theirs under compute-sanitizer), golden (codes served by both model runners in float32 against
-#            the official package's)
+#            the official package's), drift (the predictor's logits in bfloat16)
+#   GOLDEN   which golden checkpoints to serve (default: two)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=$(mkdir -p "${1:-benchmarks/results}" && cd "${1:-benchmarks/results}" && pwd)
@@ -92,6 +93,7 @@ start_server() { # start_server NAME MODEL ARGS...: returns when /health answers
 for part in $only; do
     case $part in
         predictor) bench predictor benchmarks.bench_predictor --size 1.7B ;;
+        drift) bench drift benchmarks.bench_drift --size 1.7B ;;
         codec) bench codec benchmarks.bench_codec --size 1.7B ;;
         serving)
             make_checkpoint
@@ -150,8 +152,8 @@ print(u.urlopen('http://127.0.0.1:$port/v1/audio/stats', timeout=30).read().deco
             ;;
         golden)
             "$python" scripts/check_golden_server.py --write "$work/golden"
-            for runner in 2 1; do
-                for key in custom_voice-tiny-seed0-endless custom_voice-tiny-0.6B-seed0-endless; do
+            for key in ${GOLDEN:-custom_voice-tiny-seed0-endless custom_voice-tiny-0.6B-seed0-endless}; do
+                for runner in 2 1; do
                     VLLM_USE_V2_MODEL_RUNNER=$((runner - 1)) QWEN3TTS_CODEC_KERNELS=plain start_server "golden-v$runner" "$work/golden/$key" \
                         --dtype float32 --gpu-memory-utilization 0.3
                     "$python" scripts/check_golden_server.py --url "http://127.0.0.1:$port" --checkpoint "$key" |

@@ -90,7 +90,7 @@ def twins(config: ModelConfig, rows: int, backend: Backend) -> tuple[CodePredict
 def drift(
     narrow: CodePredictor, wide: CodePredictor, forms: dict[str, LogitsOf], *, width: int, rows: list[int], frames: int
 ) -> list[Any]:
-    """One table row per form and number of rows, for ``frames`` talker states ``[width]``; they are the same for all."""
+    """One table row per form and number of rows, all for the same ``frames`` talker states ``[width]``."""
     device, together = narrow.cos.device, max(rows)
     rng = torch.Generator().manual_seed(0)
     cases = [("plain", together), *((name, count) for name in forms for count in rows)]

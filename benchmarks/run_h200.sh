@@ -92,9 +92,9 @@ start_server() { # start_server NAME MODEL ARGS...: returns when /health answers
 
 for part in $only; do
     case $part in
-        predictor) bench predictor benchmarks.bench_predictor --size 1.7B ;;
+        predictor) bench predictor benchmarks.bench_predictor --size 1.7B --rows 1 2 4 8 16 32 64 96 128 ;;
         drift) bench drift benchmarks.bench_drift --size 1.7B ;;
-        codec) bench codec benchmarks.bench_codec --size 1.7B ;;
+        codec) bench codec benchmarks.bench_codec --size 1.7B --form medium --rows 1 8 32 64 --frames 1 2 4 8 --repeats 20 ;;
         serving)
             make_checkpoint
             start_server first "$work/1.7B"

@@ -13,7 +13,7 @@ pytest.importorskip("torch_npu", reason="runs in the light bed: make test-ascend
 # Memory of the compute stream is given out again as soon as the host lets go of it. A pump that leaves the slots of a
 # reset there lets later work write over them before the codec's stream, which is behind, has read them.
 OPEN_THREE_IN_ONE_STEP = """
-import torch, torch_npu
+import numpy as np, torch, torch_npu
 from qwen3tts_hw import backends
 from qwen3tts_hw.engine.audio import AudioPump
 from qwen3tts_hw.engine.state import SlotTable
@@ -28,9 +28,11 @@ class Decoder:
         was_reset.index_fill_(0, slots, 1.0)
 
 pump = AudioPump(SlotTable(7, 8, backend), Decoder(), backend, print, first_frames=1, steady_frames=8)
-for slot in (0, 2, 4):
-    pump.open(str(slot), slot, 4)
-    later_work = [torch.full((1,), 6, dtype=torch.int64, device=backend.device) for _ in range(4)]
+for slots in ((0, 2), (4,)):
+    for slot in slots:
+        pump.open(str(slot), slot, 4)
+    pump.advance(np.array([7]), np.array([0]))  # resets what was opened; the row makes no frame
+    later_work = [torch.full((length,), 6, dtype=torch.int64, device=backend.device) for length in (1, 2) * 4]
     del later_work
 torch.npu.synchronize()
 pump.shut_down()

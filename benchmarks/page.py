@@ -2,15 +2,16 @@
 
     python -m benchmarks.page --prefix h200-2026-11-20-
 
-Reads every ``<prefix>*.json`` in benchmarks/results, one JSON record each as the benchmarks print it. Nothing is
-computed that a file does not say; a figure without a file reads "not measured".
+Reads every ``<prefix>*.json`` in benchmarks/results, one JSON record each as the benchmarks print it, and beside them
+``peer-<name>-<prefix>*.json``, the same programs' records of other packages on that machine. Nothing is computed that a
+file does not say; a figure without a file reads "not measured".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,35 @@ def table(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             yield goal.metric, *goals, NOT_MEASURED, "", ""
 
 
-def page(rows: Sequence[Row]) -> str:
+def read_peers(folder: Path, prefix: str) -> dict[str, list[Row]]:
+    """Rows of other packages' files, by the package's name."""
+    names = {path.name[: path.name.index(f"-{prefix}")] for path in folder.glob(f"peer-*-{prefix}*.json")}
+    return {name.removeprefix("peer-"): read(folder, f"{name}-{prefix}") for name in sorted(names)}
+
+
+def peer_table(rows: Sequence[Row], peer: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """The goals that a peer has figures for: ours, its own, and how many times better ours is."""
+    for goal in GOALS:
+        ours, others = ([value for row in some if (value := goal.find(row)) is not None] for some in (rows, peer))
+        if ours and others and ours[-1] and others[-1]:
+            times = ours[-1] / others[-1] if goal.higher_is_better else others[-1] / ours[-1]
+            yield goal.metric, f"{ours[-1]:.3g}", f"{others[-1]:.3g}", f"{times:.2g}"
+
+
+def page(rows: Sequence[Row], peers: Mapping[str, Sequence[Row]]) -> str:
     """The page's text."""
-    lines = [COLUMNS, tuple("---:" if column in ("must", "after", "measured") else "---" for column in COLUMNS)]
-    lines += list(table(rows))
-    parts = [INTRODUCTION, "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+    parts = [INTRODUCTION, _markdown(COLUMNS, table(rows))]
+    for name, peer in peers.items():
+        columns = ("metric", "ours", name, "times better")
+        parts += [f"Beside {name}, on the same kind of machine:", _markdown(columns, peer_table(rows, peer))]
     if series(rows):
         parts.append(f"![time of a step over the number of rows]({PLOT.name})")
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    kinds = ["---" if column in ("metric", "verdict", "file") else "---:" for column in columns]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, kinds, *lines))
 
 
 def series(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
@@ -163,7 +185,7 @@ def main() -> None:
     rows = read(options.results, options.prefix)
     if not rows:
         parser.error(f"no result file in {options.results} begins with {options.prefix}")
-    PAGE.write_text(page(rows), encoding="utf-8")
+    PAGE.write_text(page(rows, read_peers(options.results, options.prefix)), encoding="utf-8")
     if series(rows):
         draw(rows, PLOT)
 

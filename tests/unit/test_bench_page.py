@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page import GOALS, NOT_MEASURED, PAGE, RESULTS, draw, page, read, series, table
+from benchmarks.page import GOALS, NOT_MEASURED, PAGE, RESULTS, draw, page, peer_table, read, read_peers, series, table
 
 STEP = "frame step, fused, graph"
 
@@ -25,6 +25,8 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path, "a-serving.json", "serving", {"load": "closed 64", "audio_s_per_s": 500.0})
     write(tmp_path, "b-serving.json", "serving", {"load": "closed 64", "audio_s_per_s": 900.0})
     (tmp_path / "a-other.json").write_text("[]")
+    write(tmp_path, "peer-slow-1.0-a-c64.json", "serving", {"load": "closed 64", "audio_s_per_s": 100.0})
+    write(tmp_path, "peer-slow-1.0-a-c1.json", "serving", {"load": "closed 1", "rtf_p50": 0.1})
     return tmp_path
 
 
@@ -45,6 +47,14 @@ def test_a_higher_figure_is_better_where_it_should_be() -> None:
     assert [none.verdict(value) for value in (0, 3)] == ["reaches after", "misses must"]
 
 
+def test_a_peer_is_compared_where_both_were_measured(folder: Path) -> None:
+    peers = read_peers(folder, "a-")
+    assert list(peers) == ["slow-1.0"]
+    assert list(peer_table(read(folder, "a-"), peers["slow-1.0"])) == [("audio-s/s, 64 in flight", "500", "100", "5")]
+    assert "| audio-s/s, 64 in flight | 500 | 100 | 5 |" in page(read(folder, "a-"), peers)
+    assert read_peers(folder, "b-") == {}
+
+
 def test_the_plot_has_a_line_for_each_form(folder: Path) -> None:
     rows = read(folder, "a-")
     assert series(rows) == {STEP: [(1, 1.1), (64, 4.2)], "a read of the predictor's weights": [(1, 0.5), (64, 0.5)]}
@@ -54,4 +64,5 @@ def test_the_plot_has_a_line_for_each_form(folder: Path) -> None:
 
 def test_the_page_in_the_tree_is_what_the_files_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert any(text == page(read(RESULTS, prefix)) for prefix in {path.name[:16] for path in RESULTS.glob("h200-*")})
+    prefixes = {path.name[:16] for path in RESULTS.glob("h200-*")}
+    assert any(text == page(read(RESULTS, prefix), read_peers(RESULTS, prefix)) for prefix in prefixes)

@@ -51,6 +51,17 @@ def plain_logits(predictor: CodePredictor, hidden: Tensor, code0: Tensor, given:
     return torch.stack(seen, dim=1)
 
 
+def compiled_logits(predictor: CodePredictor) -> LogitsOf:
+    """The same of the compiled form."""
+    calls = [torch.compile(layer) for layer in predictor.layers]
+
+    def logits(hidden: Tensor, code0: Tensor, given: Tensor) -> Tensor:
+        with mock.patch.object(predictor, "_calls", calls):
+            return plain_logits(predictor, hidden, code0, given)
+
+    return logits
+
+
 class Drift:
     """Differences of one form's logits, added up."""
 
@@ -139,6 +150,8 @@ def main() -> int:
         forms: dict[str, LogitsOf] = {}
         if form is not None:
             forms["fused"] = form.build(narrow._weights(), max(options.rows)).given_logits  # type: ignore[attr-defined]
+        if backend.capabilities.compile:
+            forms["compiled"] = compiled_logits(narrow)
         width = config.talker.hidden_size
         rows = drift(narrow, wide, forms, width=width, rows=options.rows, frames=options.frames)
     extra = {"device": backend.describe(), "settings": vars(options)}

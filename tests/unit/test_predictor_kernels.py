@@ -6,6 +6,7 @@ kernels are imported, so there one test runs this file again in a process of its
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -151,6 +152,22 @@ def test_layers_and_head_equal_the_plain_ones(predictor, monkeypatch, few, some)
     torch.testing.assert_close(
         layers_output(fast, count), expected[:, 0], rtol=0, atol=1e-5 * expected.abs().max().item()
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own
+@pytest.mark.skipif(INTERPRETED or not HAS_TRITON, reason="the compiler is not interpreted, and it needs Triton")
+def test_the_compiled_form_gives_the_plain_ones_codes(predictor, backend, monkeypatch):
+    monkeypatch.setattr(backend, "capabilities", dataclasses.replace(backend.capabilities, compile=True))
+    hidden, code0, key = inputs(predictor, 3)
+    rows = sampling([SAMPLING[0], SAMPLING[1], SAMPLING[3]], hidden.device)
+    expected = predictor(hidden, code0, rows, key)
+    predictor.adopt("compiled", backend)
+    try:
+        assert predictor.form == "compiled"
+        assert predictor(hidden, code0, rows, key).tolist() == expected.tolist()
+    finally:
+        predictor.adopt("plain", backend)
 
 
 @needs_kernels

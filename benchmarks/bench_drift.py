@@ -51,9 +51,11 @@ def plain_logits(predictor: CodePredictor, hidden: Tensor, code0: Tensor, given:
     return torch.stack(seen, dim=1)
 
 
-def compiled_logits(predictor: CodePredictor) -> LogitsOf:
+def compiled_logits(predictor: CodePredictor, backend: Backend) -> LogitsOf:
     """The same of the compiled form."""
-    calls = [torch.compile(layer) for layer in predictor.layers]
+    predictor.adopt("compiled", backend)
+    calls = predictor._calls
+    predictor.adopt("plain", backend)
 
     def logits(hidden: Tensor, code0: Tensor, given: Tensor) -> Tensor:
         with mock.patch.object(predictor, "_calls", calls):
@@ -151,7 +153,7 @@ def main() -> int:
         if form is not None:
             forms["fused"] = form.build(narrow._weights(), max(options.rows)).given_logits  # type: ignore[attr-defined]
         if backend.capabilities.compile:
-            forms["compiled"] = compiled_logits(narrow)
+            forms["compiled"] = compiled_logits(narrow, backend)
         width = config.talker.hidden_size
         rows = drift(narrow, wide, forms, width=width, rows=options.rows, frames=options.frames)
     extra = {"device": backend.describe(), "settings": vars(options)}

@@ -226,13 +226,16 @@ async def run(options: argparse.Namespace) -> list[Measurement]:
     return everything
 
 
+async def served_model(client: aiohttp.ClientSession, url: str) -> str:
+    """Name of the server's first model."""
+    async with client.get(f"{url}/v1/models") as response:
+        response.raise_for_status()
+        return str((await response.json())["data"][0]["id"])
+
+
 async def _target(client: aiohttp.ClientSession, options: argparse.Namespace) -> Target:
     url = options.url.rstrip("/").removesuffix("/v1")
-    model = options.model
-    if model is None:
-        async with client.get(f"{url}/v1/models") as response:
-            response.raise_for_status()
-            model = (await response.json())["data"][0]["id"]
+    model = await served_model(client, url) if options.model is None else options.model
     fields = {"model": model, "voice": options.voice, "response_format": options.format}
     return Target(url, fields | options.body, options.sample_rate_hz)
 

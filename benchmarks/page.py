@@ -3,8 +3,8 @@
     python -m benchmarks.page --prefix h200-2026-11-20-
 
 Reads every ``<prefix>*.json`` in benchmarks/results, one JSON record each as the benchmarks print it, and beside them
-``peer-<name>-<prefix>*.json``, the same programs' records of other packages on that machine. Nothing is computed that a
-file does not say; a figure without a file reads "not measured".
+``peer-<name>-<prefix>*.json``, the same programs' records of other packages on such a machine. Nothing is computed
+that a file does not say; a figure without a file reads "not measured".
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.bench_serving import Target, closed_loop, request_set, speak
+from benchmarks.bench_serving import Target, closed_loop, request_set, served_model, speak
 from benchmarks.harness import report
 
 Event = Mapping[str, Any]
@@ -170,9 +170,7 @@ async def record(options: argparse.Namespace) -> Path:
     """Put load on the server, record for a while in the middle of it, and return the trace's path."""
     url, started_s = options.url.rstrip("/"), time.time()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        async with client.get(f"{url}/v1/models") as response:
-            model = (await response.json())["data"][0]["id"]
-        fields = {"model": model, "voice": options.voice, "response_format": "pcm"}
+        fields = {"model": await served_model(client, url), "voice": options.voice, "response_format": "pcm"}
         target = Target(url, fields | options.body)
         requests = request_set(2 * options.concurrency, options.seed)
         load = asyncio.create_task(

@@ -10,9 +10,9 @@
 #   WORK     scratch folder with 8 GB of room (default: a new one below /tmp)
 #   ONLY     some of: predictor codec serving soak (default: these); small (the serving part for 0.6B), clone (first
 #            audio of cloned voices, 1.7B Base), profile (where a served step's time goes, and whether the host waits),
-#            two (serving with the codec on a second device); correctness instead of speed: tests (those of tests/unit that need the device),
-#            kernels (theirs under compute-sanitizer), golden (codes served by both model runners in float32 against
-#            the official package's), drift (the predictor's logits in bfloat16)
+#            two (serving with the codec on a second device); correctness instead of speed: tests (those of tests/unit
+#            that need the device), kernels (theirs under compute-sanitizer), golden (codes served by both model runners
+#            in float32 against the official package's), drift (the predictor's logits in bfloat16)
 #   GOLDEN   which golden checkpoints to serve (default: two)
 set -euo pipefail
 cd "$(dirname "$0")/.."

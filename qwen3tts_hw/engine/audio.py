@@ -296,8 +296,7 @@ class AudioPump:
     def _decode(self, slots: np.ndarray, until: np.ndarray) -> None:
         """Decode each slot's frames up to number ``until``."""
         sizes = until - self._decoded[slots]
-        for frames in np.unique(sizes):
-            self._decode_group(slots[sizes == frames], int(frames))
+        self._decode_groups(slots, sizes)
         self._decoded[slots] = until
         self._due_at[slots] = until + np.clip(2 * sizes, self._first, self._steady)
 
@@ -305,11 +304,14 @@ class AudioPump:
         """Decode all that is left of streams that end, in the chunks they would have had, and the last in one piece."""
         while len(due := slots[self._made[slots] >= self._due_at[slots]]):
             self._decode(due, self._due_at[due])
-        sizes = whole_steps(self._made[slots] - self._decoded[slots])
-        for frames in np.unique(sizes):
-            self._decode_group(slots[sizes == frames], int(frames), last=True)
+        self._decode_groups(slots, whole_steps(self._made[slots] - self._decoded[slots]), last=True)
 
-    def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool = False) -> None:
+    def _decode_groups(self, slots: np.ndarray, sizes: np.ndarray, *, last: bool = False) -> None:
+        """Decode the next ``sizes`` frames of ``slots``, those with the same number of frames together."""
+        for frames in np.unique(sizes):
+            self._decode_group(slots[sizes == frames], int(frames), last=last)
+
+    def _decode_group(self, slots: np.ndarray, frames: int, *, last: bool) -> None:
         """Decode ``frames`` frames of each slot and start their copies to the host."""
         table, backend = self._table, self._backend
         starts, streams = self._decoded[slots], [self._streams[int(slot)] for slot in slots]

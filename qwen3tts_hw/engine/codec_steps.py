@@ -124,7 +124,7 @@ def whole_steps(frames: NDArray[np.int64]) -> NDArray[np.int64]:
 
     What is decoded too much stands behind the stream's samples, which do not depend on it.
     """
-    longest = max(FRAME_COUNTS)
-    rest = frames % longest
-    padded = 2 ** np.ceil(np.log2(np.maximum(rest, 1))).astype(np.int64)
-    return np.where(rest > 0, frames - rest + padded, frames)
+    lengths = np.array(sorted((0, *FRAME_COUNTS)))
+    rest = frames % lengths[-1]
+    whole: NDArray[np.int64] = frames - rest + lengths[np.searchsorted(lengths, rest)]
+    return whole

@@ -9,7 +9,7 @@ Products have three forms: for few rows (:mod:`.triton_linear`), for some (:mod:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ FEW_SLAB = 8_192  # 16-bit weights that one program of the few form holds in reg
 SOME_WARPS = 4
 SOME_OUTPUTS = 32  # of one program's slab
 SOME_CHUNK = 1_024  # columns
-MOST_PARTS = 8  # of a product's sum that different programs make
 CHOOSE_WARPS, ATTEND_WARPS = 8, 1
 
 
@@ -112,7 +111,8 @@ class FusedPredictor:
         self._gated = new(rows, self.inner, device=device, dtype=dtype)
         self._squares = torch.zeros(rows, SQUARE_PARTS.value, device=device, dtype=torch.float32)
         self._logits = new(max_rows, CODEBOOK_SIZE, device=device, dtype=dtype)
-        self._parts = new(MOST_PARTS, rows, self.width, device=device, dtype=torch.float32)
+        most_parts = max(tile.parts for tiles in (TILES, WIDE_TILES) for tile in (tiles.out, tiles.down))
+        self._parts = new(most_parts, rows, self.width, device=device, dtype=torch.float32)
         self._parts_left = 0  # that are still to be added to the rows
         self._normed = new(rows, self.width, device=device, dtype=dtype)
         cache = (len(weights.layers), 2, max_rows, weights.num_kv_heads, KEYS, self.head_dim)
@@ -130,32 +130,31 @@ class FusedPredictor:
 
     def residual_codes(self, hidden: Tensor, code0: Tensor, begun: BegunFrame) -> Tensor:
         """Codes 1..15 ``[B, 15] int64``."""
-        batch = hidden.shape[0]
-        assert batch <= self.max_rows
-        self._open(hidden, code0, batch)
-        codes = torch.empty(batch, STEPS, dtype=torch.int64, device=hidden.device)
-        for step in range(STEPS):
-            new = 2 if step == 0 else 1
-            self._layers(batch, new, 0 if step == 0 else step + 1)
-            self.head(batch, new, step)
+        codes = torch.empty(len(hidden), STEPS, dtype=torch.int64, device=hidden.device)
+        for step, _ in self._steps(hidden, code0):
             self._choose(begun, codes, step)
         return codes
 
     def given_logits(self, hidden: Tensor, code0: Tensor, given: Tensor) -> Tensor:
         """Logits ``[B, 15, 2048] float32`` of a frame whose codes ``given [B, 15] int64`` are, for comparisons."""
-        batch = len(hidden)
-        rows = torch.zeros(batch, device=hidden.device)
+        rows = torch.zeros(len(hidden), device=hidden.device)
         greedy = BegunFrame(code0, code0.int(), rows, rows.long(), rows + 1)
-        self._open(hidden, code0, batch)
         codes, kept = torch.empty_like(given), []
-        for step in range(STEPS):
-            new = 2 if step == 0 else 1
-            self._layers(batch, new, 0 if step == 0 else step + 1)
-            logits = self.head(batch, new, step)
+        for step, logits in self._steps(hidden, code0):
             kept.append(logits.to(torch.float32, copy=True))
             logits.fill_(float("-inf")).scatter_(1, given[:, step : step + 1], 0.0)
             self._choose(greedy, codes, step)
         return torch.stack(kept, dim=1)
+
+    def _steps(self, hidden: Tensor, code0: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """A frame's steps and their logits; before the next one its code must be chosen, which writes its input."""
+        batch = hidden.shape[0]
+        assert batch <= self.max_rows
+        self._open(hidden, code0, batch)
+        for step in range(STEPS):
+            new = 2 if step == 0 else 1
+            self._layers(batch, new, 0 if step == 0 else step + 1)
+            yield step, self.head(batch, new, step)
 
     def head(self, batch: int, new: int, step: int) -> Tensor:
         """Logits ``[B, 2048]`` of step 0 to 14 from the last of ``new`` rows of each sequence; a view of a buffer."""

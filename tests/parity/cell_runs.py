@@ -10,16 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.bench_drift import plain_logits
 from qwen3tts_hw import graph_wrappers
 from qwen3tts_hw.engine.local import LocalEngine
 from qwen3tts_hw.graph_wrappers import GraphWrapper, InputSpec
-from qwen3tts_hw.model import code_predictor
 from qwen3tts_hw.model.sampling import SamplingRows, frame_key
 from qwen3tts_hw.settings import Settings
 from qwen3tts_hw.types import CODEBOOK_SIZE, NUM_CODEBOOKS, SAMPLES_PER_FRAME
@@ -196,16 +195,7 @@ def codes_frame(parts: Predictor, hidden: Tensor, code0: Tensor, *sampling: Tens
 
 def logits_frame(parts: Predictor, hidden: Tensor, code0: Tensor, forced: Tensor) -> Tensor:
     """Logits ``[B, 15, 2048]`` of a frame whose codes are given: a rounded logit must not change all that follows."""
-    seen: list[Tensor] = []
-
-    def given(logits: Tensor, rows: object, key: object, codebook: int, candidates: object) -> Tensor:
-        seen.append(logits)
-        return forced[:, codebook - 1]
-
-    nothing: Any = None
-    with mock.patch.object(code_predictor, "choose", given):
-        parts.predictor(hidden, code0, nothing, nothing)
-    return torch.stack(seen, dim=1)
+    return plain_logits(parts.predictor, hidden, code0, forced)
 
 
 def talker_step(cell: Cell, root: Path) -> Result:
